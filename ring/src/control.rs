@@ -1,0 +1,485 @@
+//! What parties tell each other outside the order: the sequencer's page, and the page of each party.
+//!
+//! ```text
+//! sequencer writes   Control      epoch, state, published, anchor
+//!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
+//!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
+//! worker writes      WorkerPage   cursor, request, name
+//! producer writes    LanePage     claims, request, name
+//! all write          Bells        wake words, "there are requests", "room is wanted"
+//! ```
+//!
+//! **Attach** is a hand-shake. A party that holds the lock of its page writes who it is, then `request` = a new
+//! generation, and moves `Bells::requests`. The sequencer answers in its own entry for that page with the same
+//! generation and a verdict; what it grants is stored before the answer. It grants nothing twice, and a request
+//! whose lock has fallen is not granted at all (that is for the caller to ask, the kernel knows).
+
+use crate::gate::{Cursor, Snapshot};
+use crate::lane::Claimed;
+use crate::pad::Padded;
+use crate::seq::Seq;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::wake::Bell;
+
+/// Bytes of a party's name, padded with zeroes.
+pub const NAME_BYTES: usize = 32;
+/// A name as words, as it lies in a region.
+pub type NameWords = [u64; NAME_BYTES / 8];
+
+/// A name in a region.
+#[repr(C)]
+#[derive(Debug)]
+pub struct NameCell([AtomicU64; NAME_BYTES / 8]);
+
+impl NameCell {
+    fn new() -> Self {
+        NameCell(core::array::from_fn(|_| AtomicU64::new(0)))
+    }
+
+    /// The words, which are a name only if something else ordered them before.
+    #[inline]
+    pub fn load(&self) -> NameWords {
+        core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed))
+    }
+
+    /// Stores a name, to be handed over by a later release.
+    #[inline]
+    pub fn store(&self, name: NameWords) {
+        for (to, from) in self.0.iter().zip(name) {
+            to.store(from, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The order takes submits.
+pub const OPEN: u32 = 0;
+/// No submits from now on; what was submitted is being ordered.
+pub const CLOSING: u32 = 1;
+/// The end is in the order.
+pub const CLOSED: u32 = 2;
+/// The last index is used up.
+pub const EXHAUSTED: u32 = 3;
+
+/// Who sequences.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Reign {
+    /// Grows by one at each takeover; 0 before the first.
+    pub epoch: AtomicU64,
+    /// [`OPEN`], [`CLOSING`], [`CLOSED`] or [`EXHAUSTED`].
+    pub state: AtomicU32,
+    /// Process of the sequencer; a hint for people, the lock is the truth.
+    pub pid: AtomicU32,
+    /// Start time of that process, in the kernel's ticks since boot.
+    pub started: AtomicU64,
+    /// Close tickets before this position are void.
+    pub void_before: AtomicU64,
+    /// Number for the next producer that is new.
+    pub next_producer: AtomicU64,
+    /// Number for the next worker.
+    pub next_member: AtomicU64,
+}
+
+/// How far the order goes: cursors behind the commit words, for joining, waiting and monitoring.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Published {
+    /// The next index.
+    pub next: AtomicU64,
+    /// The next run.
+    pub run: AtomicU64,
+    /// The next ticket.
+    pub consumed: AtomicU64,
+}
+
+/// What the sequencer stores outside the order, but for the entries of lanes and members.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Control {
+    /// Who sequences.
+    pub reign: Padded<Reign>,
+    /// How far the order goes.
+    pub published: Padded<Published>,
+    /// An index with the digest of all before it and the run that holds it: where a newcomer starts.
+    pub anchor: Padded<Snapshot<2>>,
+    /// Turns that the sequencer has made: moves while it lives and runs. Raises suspicion, proves nothing.
+    pub turns: Padded<AtomicU64>,
+}
+
+impl Control {
+    /// A zeroed control page; its values are set by [`start_at`](Self::start_at).
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Control {
+            reign: Padded(Reign {
+                epoch: zero(),
+                state: AtomicU32::new(OPEN),
+                pid: AtomicU32::new(0),
+                started: zero(),
+                void_before: zero(),
+                next_producer: AtomicU64::new(0),
+                next_member: zero(),
+            }),
+            published: Padded(Published { next: zero(), run: zero(), consumed: zero() }),
+            anchor: Padded(Snapshot::new()),
+            turns: Padded(zero()),
+        }
+    }
+
+    /// Sets the first index and the first ticket's position of a region that nobody uses yet.
+    pub fn start_at(&self, first: Seq, ticket: u64) {
+        self.published.next.store(first.get(), Ordering::Relaxed);
+        self.published.consumed.store(ticket, Ordering::Relaxed);
+        self.reign.void_before.store(ticket, Ordering::Relaxed);
+        self.reign.next_producer.store(1, Ordering::Relaxed);
+        self.reign.next_member.store(1, Ordering::Relaxed);
+        self.anchor.store(first, [crate::digest::START, 0]);
+    }
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A verdict on a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Attached.
+    Granted,
+    /// A living party has this name.
+    NameTaken,
+    /// What the slot's former owner left is still in use; try another, or later.
+    Busy,
+}
+
+impl Verdict {
+    const ALL: [Verdict; 3] = [Verdict::Granted, Verdict::NameTaken, Verdict::Busy];
+}
+
+/// The sequencer's answer to the request of one generation.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Answer(AtomicU64);
+
+impl Answer {
+    fn new() -> Self {
+        Answer(AtomicU64::new(0))
+    }
+
+    /// Answers the request of `generation`; all that is granted was stored before.
+    pub fn give(&self, generation: u64, verdict: Verdict) {
+        let code = Verdict::ALL.iter().position(|&v| v == verdict).unwrap_or(0) as u64;
+        // ORDERING [J2]: Release; pairs with the Acquire in `get`. Who sees the answer sees what was granted.
+        self.0.store(generation << 8 | code, Ordering::Release);
+    }
+
+    /// The verdict on the request of `generation`, once there is one.
+    pub fn get(&self, generation: u64) -> Option<Verdict> {
+        // ORDERING [J2]: Acquire; pairs with the Release in `give`.
+        let word = self.0.load(Ordering::Acquire);
+        (word >> 8 == generation).then(|| Verdict::ALL.get((word & 0xff) as usize).copied()).flatten()
+    }
+
+    /// The generation that was answered last.
+    pub fn generation(&self) -> u64 {
+        self.0.load(Ordering::Relaxed) >> 8
+    }
+}
+
+/// What the sequencer stores about a lane. Entry 0 is its own lane.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct LaneEntry {
+    /// Cells before this are free again.
+    pub released: AtomicU64,
+    /// Cells before this are in the order.
+    pub ordered: AtomicU64,
+    /// The owner's number; 0 while the lane never had one.
+    pub number: AtomicU64,
+    /// The owner's first cell.
+    pub base: AtomicU64,
+    /// Answer to the request on the lane's page.
+    pub answer: Answer,
+    /// Not 0: the lane queued a ticket that cannot be right, and is no longer heard.
+    pub fenced: AtomicU64,
+    /// The request that waits for the tickets before `awaited` to be consumed.
+    pub awaiting: AtomicU64,
+    /// See `awaiting`.
+    pub awaited: AtomicU64,
+    /// The owner's name.
+    pub name: NameCell,
+}
+
+impl LaneEntry {
+    /// A lane that never had an owner; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        LaneEntry {
+            released: zero(),
+            ordered: zero(),
+            number: zero(),
+            base: zero(),
+            answer: Answer::new(),
+            fenced: zero(),
+            awaiting: zero(),
+            awaited: zero(),
+            name: NameCell::new(),
+        }
+    }
+}
+
+impl Default for LaneEntry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The slot has no worker, or one that is not known to the others.
+pub const FREE: u64 = 0;
+/// The worker gates.
+pub const LIVE: u64 = 1;
+/// The worker no longer gates; that it left is not in the order yet.
+pub const GONE: u64 = 2;
+
+/// What the sequencer stores about a worker.
+#[repr(C, align(128))]
+#[derive(Debug)]
+pub struct MemberEntry {
+    /// [`FREE`], [`LIVE`] or [`GONE`].
+    pub state: AtomicU64,
+    /// The member's number, never reused.
+    pub number: AtomicU64,
+    /// The generation of its request.
+    pub generation: AtomicU64,
+    /// Index of the command that says that it joined, plus 1; 0 while that is not in the order.
+    pub joined: AtomicU64,
+    /// Answer to the request on the worker's page.
+    pub answer: Answer,
+    /// The first index that is delivered to it.
+    pub first: AtomicU64,
+    /// Where it starts to fold, and what it gates until its cursor moves.
+    pub start: AtomicU64,
+    /// The digest of all before `start`.
+    pub start_digest: AtomicU64,
+    /// The run that holds `start`.
+    pub start_run: AtomicU64,
+    /// Its name.
+    pub name: NameCell,
+}
+
+impl MemberEntry {
+    /// A free slot; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        MemberEntry {
+            state: AtomicU64::new(FREE),
+            number: zero(),
+            generation: zero(),
+            joined: zero(),
+            answer: Answer::new(),
+            first: zero(),
+            start: zero(),
+            start_digest: zero(),
+            start_run: zero(),
+            name: NameCell::new(),
+        }
+    }
+
+    /// Whether the slot's worker gates. For the sequencer, whose own word this is.
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == LIVE
+    }
+}
+
+impl Default for MemberEntry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Who a party is and what it asks for, in its own page.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Party {
+    request: AtomicU64,
+    left: AtomicU64,
+    begun: AtomicU64,
+    /// Its process; a hint for people, the lock is the truth.
+    pub pid: AtomicU64,
+    /// Start time of that process, in the kernel's ticks since boot.
+    pub started: AtomicU64,
+    /// Its name.
+    pub name: NameCell,
+}
+
+impl Party {
+    /// Nobody yet; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Party {
+            request: zero(),
+            left: zero(),
+            begun: zero(),
+            pid: zero(),
+            started: zero(),
+            name: NameCell::new(),
+        }
+    }
+
+    /// Asks to be attached, as who was written before; the caller holds the lock of this page. Returns the
+    /// generation of the request.
+    pub fn ask(&self, requests: &AtomicU32) -> u64 {
+        // 56 bits of it fit beside a verdict: more attaches than a region can see.
+        let generation = (self.request.load(Ordering::Relaxed) + 1) & (u64::MAX >> 8);
+        // ORDERING [J1]: Release; pairs with the Acquire in `request`. Who sees the request sees name and pid.
+        self.request.store(generation, Ordering::Release);
+        tell(requests);
+        generation
+    }
+
+    /// The generation that asks, 0 if none ever did.
+    pub fn request(&self) -> u64 {
+        // ORDERING [J1]: Acquire; pairs with the Release in `ask`.
+        self.request.load(Ordering::Acquire)
+    }
+
+    /// A worker's cursor in this page is its own from now on.
+    pub fn begin(&self, generation: u64) {
+        // ORDERING [J3]: Release; pairs with the Acquire in `has_begun`. Who sees that it has begun sees a
+        // cursor of this generation.
+        self.begun.store(generation, Ordering::Release);
+    }
+
+    /// Whether the cursor in this page is that of `generation`.
+    #[inline]
+    pub fn has_begun(&self, generation: u64) -> bool {
+        // ORDERING [J3]: Acquire; pairs with the Release in `begin`.
+        self.begun.load(Ordering::Acquire) == generation
+    }
+
+    /// Says that the party of `generation` has left; its last cursor was stored before.
+    pub fn leave(&self, generation: u64, requests: &AtomicU32) {
+        // ORDERING [J4]: Release; pairs with the Acquire in `has_left`: its last cursor is visible.
+        self.left.store(generation, Ordering::Release);
+        tell(requests);
+    }
+
+    /// Whether the party of `generation` has left.
+    pub fn has_left(&self, generation: u64) -> bool {
+        // ORDERING [J4]: Acquire; pairs with the Release in `leave`.
+        self.left.load(Ordering::Acquire) == generation
+    }
+}
+
+impl Default for Party {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Moves a word that says "look at the pages".
+fn tell(requests: &AtomicU32) {
+    // ORDERING [J5]: Release; pairs with the Acquire in `Bells::requests`: the request is visible to whoever
+    // sees the word moved.
+    requests.fetch_add(1, Ordering::Release);
+}
+
+/// A worker's page.
+#[repr(C, align(4096))]
+#[derive(Debug, Default)]
+pub struct WorkerPage {
+    /// The next index that it will look at, and the digest of all before it.
+    pub cursor: Cursor,
+    /// Who it is.
+    pub party: Padded<Party>,
+}
+
+/// The first page of a lane.
+#[repr(C, align(4096))]
+#[derive(Debug, Default)]
+pub struct LanePage {
+    /// How far the producer may have written.
+    pub claimed: Padded<Claimed>,
+    /// Who it is.
+    pub party: Padded<Party>,
+}
+
+/// What all parties write.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Bells {
+    /// The sequencer sleeps on this.
+    pub sequencer: Bell,
+    /// Workers and observers sleep on this.
+    pub workers: Bell,
+    /// Producers sleep on this, and parties that attach.
+    pub producers: Bell,
+    requests: Padded<AtomicU32>,
+    wanted: Padded<AtomicU32>,
+}
+
+impl Bells {
+    /// Nobody sleeps, nobody asks; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        Bells {
+            sequencer: Bell::new(),
+            workers: Bell::new(),
+            producers: Bell::new(),
+            requests: Padded(AtomicU32::new(0)),
+            wanted: Padded(AtomicU32::new(0)),
+        }
+    }
+
+    /// The word that parties move when they ask or leave.
+    #[inline]
+    pub fn requests_word(&self) -> &AtomicU32 {
+        &self.requests
+    }
+
+    /// A number that moves when a party asks or leaves.
+    #[inline]
+    pub fn requests(&self) -> u32 {
+        // ORDERING [J5]: Acquire; pairs with the Release in `tell`.
+        self.requests.load(Ordering::Acquire)
+    }
+
+    /// A producer found no room: the sequencer looks at the gates at its next turn.
+    #[inline]
+    pub fn want_room(&self) {
+        // Relaxed: a hint; a producer that sleeps announces itself at its bell as well.
+        if self.wanted.load(Ordering::Relaxed) == 0 {
+            self.wanted.store(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a producer found no room since the last time.
+    #[inline]
+    pub fn take_wanted(&self) -> bool {
+        let wanted = self.wanted.load(Ordering::Relaxed) != 0;
+        if wanted {
+            self.wanted.store(0, Ordering::Relaxed);
+        }
+        wanted
+    }
+}
+
+impl Default for Bells {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = {
+    assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 128);
+    assert!(size_of::<WorkerPage>() == 4096 && size_of::<LanePage>() == 4096);
+    assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
+};

@@ -1,0 +1,137 @@
+//! The sequencer's own commands: changes of the world, in the order like everything else.
+//!
+//! They lie in lane 0, without tickets, each in 56 bytes of the byte ring:
+//! `slot or lane │ number │ base or epoch │ name (4 words)`. The kind of the cell says which event it is.
+
+use crate::control::NameWords;
+use crate::digest::{Folded, START, fold};
+
+/// The sequencer's lane.
+pub const OWN_LANE: u16 = 0;
+/// Cells of the sequencer's lane.
+pub const OWN_CELLS: u64 = 64;
+/// Bytes of the sequencer's lane: a cache line for each of its cells.
+pub const OWN_BYTES: u64 = OWN_CELLS * 64;
+/// Words of an event.
+pub const WORDS: usize = 7;
+/// Bytes of an event.
+pub const BYTES: u32 = WORDS as u32 * 8;
+
+/// A change of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A worker gates from here on.
+    Joined {
+        /// Its slot.
+        slot: u16,
+        /// Its number.
+        number: u64,
+        /// Its name.
+        name: NameWords,
+    },
+    /// A worker no longer gates.
+    Left {
+        /// Its slot.
+        slot: u16,
+        /// Its number.
+        number: u64,
+        /// Its name.
+        name: NameWords,
+    },
+    /// A lane has a new owner.
+    Attached {
+        /// The lane.
+        lane: u16,
+        /// Number of the producer.
+        number: u64,
+        /// The first cell that is its own.
+        base: u64,
+        /// Its name.
+        name: NameWords,
+    },
+    /// A lane queued a ticket that cannot be right and is no longer heard.
+    Fenced {
+        /// The lane.
+        lane: u16,
+        /// Number of its producer.
+        number: u64,
+        /// Cells that the ticket named.
+        count: u64,
+    },
+    /// Another sequencer has taken over, or reopened the order.
+    Opened {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// Nothing comes after this in this epoch.
+    Closed {
+        /// The epoch.
+        epoch: u64,
+    },
+}
+
+impl Event {
+    /// The kind of the cell and the words of its payload.
+    #[must_use]
+    pub fn encode(&self) -> (u16, [u64; WORDS]) {
+        let words = |a: u64, b: u64, c: u64, n: NameWords| [a, b, c, n[0], n[1], n[2], n[3]];
+        let none = NameWords::default();
+        match *self {
+            Event::Joined { slot, number, name } => (1, words(slot.into(), number, 0, name)),
+            Event::Left { slot, number, name } => (2, words(slot.into(), number, 0, name)),
+            Event::Attached { lane, number, base, name } => (3, words(lane.into(), number, base, name)),
+            Event::Fenced { lane, number, count } => (4, words(lane.into(), number, count, none)),
+            Event::Opened { epoch } => (5, words(0, 0, epoch, none)),
+            Event::Closed { epoch } => (6, words(0, 0, epoch, none)),
+        }
+    }
+
+    /// The event in a cell of this kind with these words; `None` for a kind that this version does not know.
+    #[must_use]
+    pub fn decode(kind: u16, words: &[u64; WORDS]) -> Option<Event> {
+        let [slot, number, third, n0, n1, n2, n3] = *words;
+        let (slot, name) = (slot as u16, [n0, n1, n2, n3]);
+        Some(match kind {
+            1 => Event::Joined { slot, number, name },
+            2 => Event::Left { slot, number, name },
+            3 => Event::Attached { lane: slot, number, base: third, name },
+            4 => Event::Fenced { lane: slot, number, count: third },
+            5 => Event::Opened { epoch: third },
+            6 => Event::Closed { epoch: third },
+            _ => return None,
+        })
+    }
+}
+
+/// The payload digest of an event's words.
+#[must_use]
+pub fn digest(words: &[u64; WORDS]) -> u64 {
+    let step = |h, (i, &w): (usize, &u64)| {
+        fold(h, Folded { producer: 0, index: i as u64, len: BYTES, kind: 0, payload: w })
+    };
+    words.iter().enumerate().fold(START, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_event_survives_its_encoding() {
+        let name = [1, 2, 3, 4];
+        let events = [
+            Event::Joined { slot: 7, number: 8, name },
+            Event::Left { slot: 7, number: 8, name },
+            Event::Attached { lane: 9, number: 10, base: u64::MAX, name },
+            Event::Fenced { lane: 9, number: 10, count: 11 },
+            Event::Opened { epoch: 12 },
+            Event::Closed { epoch: 13 },
+        ];
+        for event in events {
+            let (kind, words) = event.encode();
+            assert_eq!(Event::decode(kind, &words), Some(event));
+        }
+        assert_eq!(Event::decode(0, &[0; WORDS]), None);
+        assert_ne!(digest(&[0; WORDS]), digest(&[0, 0, 0, 1, 0, 0, 0]));
+    }
+}

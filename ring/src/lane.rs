@@ -1,0 +1,482 @@
+//! A lane: one producer's ring of cells and ring of bytes.
+//!
+//! ```text
+//! cell   length, kind │ payload digest │ place in the byte ring │ payload, if at most 40 bytes      64 bytes
+//!
+//! cells      released            queued        head
+//!               ├─ in the order ────┼─ claimed ───┤              free room: up to released + cells
+//! bytes        tail                              head            a payload is contiguous, at a multiple of 64
+//! ```
+//!
+//! The producer alone writes; workers and observers read. Both rings are addressed by positions that only grow.
+//! A payload that would cross the end of the byte ring begins at its start; its cell says where, so there are
+//! no pad records, and a payload of up to half the ring always fits once the lane is released. Every cell holds
+//! the byte position at its time, also when its payload lies inside it, so the first unreleased cell says where
+//! the free bytes end, and nothing has to be walked.
+//!
+//! Before it writes into a cell or a byte the producer stores how far it claims (`Claimed`): an observer, which
+//! gates nobody, copies first and then asks whether what it copied had been claimed again.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+/// Bytes of payload that fit into a cell.
+pub const INLINE: usize = 40;
+const INLINE_WORDS: usize = INLINE / 8;
+/// Payloads in the byte ring begin at multiples of this.
+pub const ALIGN: u64 = 64;
+
+/// One command's place in its lane.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Cell {
+    /// Length in bits 0-31, kind in bits 32-47.
+    head: AtomicU64,
+    digest: AtomicU64,
+    place: AtomicU64,
+    inline: [AtomicU64; INLINE_WORDS],
+}
+
+impl Cell {
+    /// Where the payload lies in a cell, in bytes from its start.
+    pub const INLINE_OFFSET: usize = 24;
+
+    /// An empty cell; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Cell { head: zero(), digest: zero(), place: zero(), inline: core::array::from_fn(|_| zero()) }
+    }
+}
+
+impl Default for Cell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Cell>() == 64 && core::mem::offset_of!(Cell, inline) == Cell::INLINE_OFFSET);
+
+/// How far a producer may have written: stored before the writing, never moved back.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Claimed {
+    cells: AtomicU64,
+    bytes: AtomicU64,
+}
+
+/// Where a payload lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the cell itself.
+    Cell,
+    /// In the byte ring, from this offset.
+    Bytes(usize),
+}
+
+/// A cell's content, checked: the payload lies inside the lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Number of the cell.
+    pub cell: u64,
+    /// Length of the payload in bytes.
+    pub len: u32,
+    /// The user's kind.
+    pub kind: u16,
+    /// Digest of the payload, as its producer took it.
+    pub digest: u64,
+    /// Where the payload lies.
+    pub place: Place,
+    position: u64,
+}
+
+/// A cell that cannot be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadCell {
+    /// Number of the cell.
+    pub cell: u64,
+    /// Which field.
+    pub field: &'static str,
+    /// Its value.
+    pub found: u64,
+    /// The highest value that it could have (for a place: a multiple of 64 up to it).
+    pub limit: u64,
+}
+
+/// A lane's memory, borrowed. The numbers of cells and of words are powers of two.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane<'a> {
+    claimed: &'a Claimed,
+    cells: &'a [Cell],
+    words: &'a [AtomicU64],
+}
+
+impl<'a> Lane<'a> {
+    /// The lane over this memory; `words` is the ring of bytes.
+    #[inline]
+    #[must_use]
+    pub fn new(claimed: &'a Claimed, cells: &'a [Cell], words: &'a [AtomicU64]) -> Self {
+        debug_assert!(cells.len().is_power_of_two() && words.len().is_power_of_two());
+        Lane { claimed, cells, words }
+    }
+
+    /// How many cells it has.
+    #[inline]
+    #[must_use]
+    pub fn cells(&self) -> u64 {
+        self.cells.len() as u64
+    }
+
+    /// How many bytes its ring of bytes has.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.words.len() as u64 * 8
+    }
+
+    /// The longest payload: half of the byte ring, and whatever fits into a cell.
+    #[inline]
+    #[must_use]
+    pub fn max_payload(&self) -> u64 {
+        max_payload(self.bytes())
+    }
+
+    #[inline]
+    fn cell(&self, number: u64) -> &'a Cell {
+        &self.cells[self.slot_index(number)]
+    }
+
+    /// Which slot of the ring cell `number` lies in.
+    #[inline]
+    #[must_use]
+    pub fn slot_index(&self, number: u64) -> usize {
+        number as usize & (self.cells.len() - 1)
+    }
+
+    #[inline]
+    fn offset(&self, position: u64) -> u64 {
+        position & (self.bytes() - 1)
+    }
+
+    /// Reads cell `number` and checks that what it says lies inside the lane. For workers, whose gate keeps
+    /// the cell: a producer that runs wild can still change it after it was ordered, hence the check.
+    #[inline]
+    pub fn read(&self, number: u64) -> Result<Entry, BadCell> {
+        // Relaxed: the run's commit word (R1) or the ticket (T1) has ordered these words before us.
+        let cell = self.cell(number);
+        let head = cell.head.load(Ordering::Relaxed);
+        let digest = cell.digest.load(Ordering::Relaxed);
+        let position = cell.place.load(Ordering::Relaxed);
+        let (len, kind) = (head as u32, (head >> 32) as u16);
+        let bad = |field, found, limit| Err(BadCell { cell: number, field, found, limit });
+        if head >> 48 != 0 {
+            return bad("flags", head >> 48, 0);
+        }
+        if len as usize <= INLINE {
+            return Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, position });
+        }
+        let offset = self.offset(position);
+        if u64::from(len) > self.max_payload() {
+            return bad("length", u64::from(len), self.max_payload());
+        }
+        if position % ALIGN != 0 || offset + u64::from(len) > self.bytes() {
+            return bad("place", offset, self.bytes() - u64::from(len));
+        }
+        Ok(Entry { cell: number, len, kind, digest, place: Place::Bytes(offset as usize), position })
+    }
+
+    /// The words of a payload; the last one may have bytes that do not belong to it.
+    #[inline]
+    fn payload_words(&self, cell: u64, place: Place, len: u32) -> &'a [AtomicU64] {
+        let words = (len as usize).div_ceil(8);
+        match place {
+            Place::Cell => &self.cell(cell).inline[..words],
+            Place::Bytes(offset) => &self.words[offset / 8..offset / 8 + words],
+        }
+    }
+
+    /// Copies a payload word by word, for readers that race with its producer, and for the models. `into` has
+    /// at least as many words as the payload.
+    pub fn copy(&self, entry: &Entry, into: &mut [u64]) {
+        let words = self.payload_words(entry.cell, entry.place, entry.len);
+        for (to, from) in into.iter_mut().zip(words) {
+            *to = from.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Writes a payload word by word, for the sequencer's own commands, and for the models.
+    pub fn write(&self, room: &Room, payload: &[u64]) {
+        let words = self.payload_words(room.cell, room.place, room.len);
+        for (to, from) in words.iter().zip(payload) {
+            to.store(*from, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether what was copied of an entry, or of a cell that turned out bad, was still whole after the copy.
+    /// An observer delivers nothing for which this is false.
+    #[inline]
+    pub fn still_there(&self, cell: u64, entry: Option<&Entry>) -> bool {
+        // ORDERING [L2]: pairs with the release fence in `LaneWriter::reserve`. Who copied a word of a later
+        // command sees here that its room had been claimed.
+        fence(Ordering::Acquire);
+        let cells = self.claimed.cells.load(Ordering::Relaxed);
+        let bytes = self.claimed.bytes.load(Ordering::Relaxed);
+        let in_bytes = |e: &Entry| e.place == Place::Cell || bytes.wrapping_sub(e.position) <= self.bytes();
+        cells.wrapping_sub(cell) <= self.cells() && entry.is_none_or(in_bytes)
+    }
+
+    /// The first cell that nobody has claimed again yet, for an observer that fell behind.
+    pub fn first_whole(&self) -> u64 {
+        self.claimed.cells.load(Ordering::Relaxed).wrapping_sub(self.cells())
+    }
+}
+
+/// The longest payload of a lane with so many bytes.
+#[inline]
+#[must_use]
+pub const fn max_payload(lane_bytes: u64) -> u64 {
+    let half = lane_bytes / 2;
+    if half > INLINE as u64 { half } else { INLINE as u64 }
+}
+
+/// Room for one command, reserved and not yet queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Number of the cell.
+    pub cell: u64,
+    /// Length of the payload in bytes.
+    pub len: u32,
+    /// Where the payload goes.
+    pub place: Place,
+}
+
+/// Why there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRoom {
+    /// What is outstanding fills the lane; it comes back when the slowest gate passes.
+    Full,
+    /// `released` went back or beyond what was queued: the region is damaged.
+    Damaged {
+        /// What `released` says.
+        found: u64,
+        /// What it said before.
+        low: u64,
+        /// The first cell that is not queued.
+        high: u64,
+    },
+}
+
+/// A producer's own state of its lane.
+#[derive(Clone, Debug)]
+pub struct LaneWriter {
+    /// Cells before this are free again, as far as this producer knows.
+    released: u64,
+    /// Cells before this have their tickets in.
+    queued: u64,
+    /// The next cell.
+    head: u64,
+    /// The same three for the bytes.
+    bytes_tail: u64,
+    bytes_queued: u64,
+    bytes_head: u64,
+    claimed_cells: u64,
+    claimed_bytes: u64,
+}
+
+/// `a` lies after `b` on the circle of positions.
+#[inline]
+fn is_after(a: u64, b: u64) -> bool {
+    (a.wrapping_sub(b) as i64) > 0
+}
+
+impl LaneWriter {
+    /// Takes the lane up where its cells `released..queued` are outstanding: fresh, or left by a predecessor
+    /// that is proven dead and whose tickets are all consumed.
+    pub fn resume(lane: &Lane<'_>, released: u64, queued: u64) -> Result<Self, BadCell> {
+        let outstanding = queued.wrapping_sub(released);
+        if outstanding > lane.cells() {
+            return Err(BadCell { cell: queued, field: "released", found: released, limit: queued });
+        }
+        // The predecessor may have written up to what it claimed: not going back keeps observers right.
+        let claimed = lane.claimed.cells.load(Ordering::Relaxed);
+        let claimed_cells = if is_after(claimed, queued) { claimed } else { queued };
+        let bytes = lane.claimed.bytes.load(Ordering::Relaxed);
+        let bytes_head = bytes.wrapping_add(ALIGN - 1) & !(ALIGN - 1);
+        let bytes_tail =
+            if outstanding == 0 { bytes_head } else { lane.cell(released).place.load(Ordering::Relaxed) };
+        if bytes_head.wrapping_sub(bytes_tail) > lane.bytes() {
+            return Err(BadCell { cell: released, field: "place", found: bytes_tail, limit: bytes_head });
+        }
+        Ok(LaneWriter {
+            released,
+            queued,
+            head: queued,
+            bytes_tail,
+            bytes_queued: bytes_head,
+            bytes_head,
+            claimed_cells,
+            claimed_bytes: bytes,
+        })
+    }
+
+    /// Number of the next cell.
+    #[inline]
+    #[must_use]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// Number of the first cell whose ticket is not in.
+    #[inline]
+    #[must_use]
+    pub fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// Cells before this are free again, as far as this producer knows.
+    #[inline]
+    #[must_use]
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
+    /// How many commands are reserved and not queued.
+    #[inline]
+    #[must_use]
+    pub fn reserved(&self) -> u32 {
+        self.head.wrapping_sub(self.queued) as u32
+    }
+
+    /// Reserves room for a payload of `len` bytes, at most [`Lane::max_payload`]. `released` is the word in
+    /// which the sequencer says how far the lane is free; it is read only when what is known does not suffice.
+    #[inline]
+    pub fn reserve(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
+        debug_assert!(u64::from(len) <= lane.max_payload());
+        let room = match self.try_place(lane, len) {
+            Some(room) => room,
+            None => {
+                self.refresh(lane, released)?;
+                self.try_place(lane, len).ok_or(NoRoom::Full)?
+            }
+        };
+        let position = match room.place {
+            Place::Cell => self.bytes_head,
+            Place::Bytes(_) => {
+                let start = self.start(lane, len);
+                self.bytes_head = start.wrapping_add(padded(len));
+                start
+            }
+        };
+        self.head = self.head.wrapping_add(1);
+        self.claim(lane);
+        lane.cell(room.cell).place.store(position, Ordering::Relaxed);
+        Ok(room)
+    }
+
+    /// Where a payload of `len` bytes would begin: at the head, or at the start of the ring if it would wrap.
+    #[inline]
+    fn start(&self, lane: &Lane<'_>, len: u32) -> u64 {
+        let left = lane.bytes() - lane.offset(self.bytes_head);
+        if padded(len) > left { self.bytes_head.wrapping_add(left) } else { self.bytes_head }
+    }
+
+    #[inline]
+    fn try_place(&self, lane: &Lane<'_>, len: u32) -> Option<Room> {
+        if self.head.wrapping_sub(self.released) >= lane.cells() {
+            return None;
+        }
+        if len as usize <= INLINE {
+            return Some(Room { cell: self.head, len, place: Place::Cell });
+        }
+        let start = self.start(lane, len);
+        let end = start.wrapping_add(padded(len));
+        let fits = end.wrapping_sub(self.bytes_tail) <= lane.bytes();
+        fits.then(|| Room { cell: self.head, len, place: Place::Bytes(lane.offset(start) as usize) })
+    }
+
+    /// Reads how far the lane is free.
+    fn refresh(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> Result<(), NoRoom> {
+        // ORDERING [L1]: Acquire; pairs with the Release in `Orderer::release_to`. Every worker's reads of the
+        // cells and bytes that are free now came before, so they may be overwritten.
+        let found = released.load(Ordering::Acquire);
+        if found.wrapping_sub(self.released) > self.queued.wrapping_sub(self.released) {
+            return Err(NoRoom::Damaged { found, low: self.released, high: self.queued });
+        }
+        self.released = found;
+        self.bytes_tail = if found == self.head {
+            self.bytes_head
+        } else {
+            // Relaxed: this producer's own store.
+            lane.cell(found).place.load(Ordering::Relaxed)
+        };
+        Ok(())
+    }
+
+    /// Says how far this producer may write from now on.
+    #[inline]
+    fn claim(&mut self, lane: &Lane<'_>) {
+        if is_after(self.head, self.claimed_cells) {
+            self.claimed_cells = self.head;
+            lane.claimed.cells.store(self.head, Ordering::Relaxed);
+        }
+        if is_after(self.bytes_head, self.claimed_bytes) {
+            self.claimed_bytes = self.bytes_head;
+            lane.claimed.bytes.store(self.bytes_head, Ordering::Relaxed);
+        }
+        // ORDERING [L2]: pairs with the acquire fence in `Lane::still_there`. Whoever reads a word that is
+        // written after this also sees the claim.
+        fence(Ordering::Release);
+    }
+
+    /// Writes a cell whose payload is in place.
+    #[inline]
+    pub fn fill(&self, lane: &Lane<'_>, room: &Room, kind: u16, digest: u64) {
+        // Relaxed: the ticket (T1) hands these words over.
+        let cell = lane.cell(room.cell);
+        cell.head.store(u64::from(room.len) | u64::from(kind) << 32, Ordering::Relaxed);
+        cell.digest.store(digest, Ordering::Relaxed);
+    }
+
+    /// What was reserved has its ticket in.
+    #[inline]
+    pub fn commit(&mut self) {
+        self.queued = self.head;
+        self.bytes_queued = self.bytes_head;
+    }
+
+    /// Gives back what was reserved and has no ticket.
+    #[inline]
+    pub fn abandon(&mut self) {
+        self.head = self.queued;
+        self.bytes_head = self.bytes_queued;
+    }
+}
+
+#[inline]
+fn padded(len: u32) -> u64 {
+    u64::from(len).next_multiple_of(ALIGN)
+}
+
+/// A producer's number and the cell from which its per-producer index counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// Never reused in a region; 0 is the sequencer itself.
+    pub number: u64,
+    /// Its first cell.
+    pub base: u64,
+}
+
+impl Owner {
+    /// What the chain digest takes of an entry.
+    #[inline]
+    #[must_use]
+    pub fn folded(&self, entry: &Entry) -> crate::digest::Folded {
+        crate::digest::Folded {
+            producer: self.number,
+            index: entry.cell.wrapping_sub(self.base),
+            len: entry.len,
+            kind: entry.kind,
+            payload: entry.digest,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Sleeping and waking: the protocol, not the system call.
+//!
+//! ```text
+//! sleeper   1. seen = word   2. announce   3. SeqCst fence   4. look again: nothing?   5. wait(word == seen)
+//! waker     1. make it true  2. SeqCst fence                 3. announced? no: done, no system call
+//!                                                               yes: withdraw it, move the word, wake all
+//! ```
+//!
+//! Steps 2-4 of the one and 1-3 of the other are the store-buffering litmus test: with both fences, either the
+//! sleeper sees what was made true or the waker sees the announcement. A waker withdraws the announcement of
+//! all sleepers at once and then moves the word, so whoever announced before it finds the word moved and does
+//! not sleep; whoever announces after it reads the new word first and stands announced. A sleeper that dies
+//! leaves one announcement, which costs one system call. A waker that dies between two steps leaves sleepers
+//! whose wait ends by itself: every wait has a bound.
+
+use crate::pad::Padded;
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// Nobody sleeps.
+pub const NOBODY: u32 = 0;
+/// The sleeper waits for new work.
+pub const FOR_WORK: u32 = 1;
+/// The sleeper waits for new work or for room (a sequencer that is held back by gates).
+pub const FOR_ROOM: u32 = 2;
+
+/// What one kind of party sleeps on. The two words lie on different lines: wakers look at the announcement
+/// once a batch, the word moves only when somebody sleeps.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Bell {
+    announced: Padded<AtomicU32>,
+    word: Padded<AtomicU32>,
+}
+
+/// The word that a sleeper saw before it announced itself.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a sleeper waits only while the word is what it saw"]
+pub struct Seen(pub u32);
+
+impl Bell {
+    /// A bell that nobody waits for; what zeroed memory reads as.
+    #[must_use]
+    pub fn new() -> Self {
+        Bell { announced: Padded(AtomicU32::new(NOBODY)), word: Padded(AtomicU32::new(0)) }
+    }
+
+    /// The word to wait on, for the mechanism that sleeps.
+    #[inline]
+    pub fn word(&self) -> &AtomicU32 {
+        &self.word
+    }
+
+    /// Steps 1-3 of a sleeper. It then looks once more for what it waits for, and only if there is nothing
+    /// waits while the word is what was seen.
+    #[inline]
+    pub fn announce(&self, level: u32) -> Seen {
+        // ORDERING [W2]: Acquire; pairs with the Release in `ring`. Who reads a moved word announces after the
+        // withdrawal that came before the move, so its own announcement stands.
+        let seen = Seen(self.word.load(Ordering::Acquire));
+        self.announced.store(level, Ordering::Relaxed);
+        // ORDERING [W1]: SeqCst; pairs with the fence in `made_true`. Store buffering: of the announcement and
+        // the event, at least one is seen by the other side.
+        fence(Ordering::SeqCst);
+        seen
+    }
+
+    /// Whether somebody waits for what just became true: `level` or less. The caller has passed
+    /// [`made_true`] since.
+    #[inline]
+    pub fn is_announced(&self, level: u32) -> bool {
+        self.announced.load(Ordering::Relaxed) >= level
+    }
+
+    /// Step 3 of a waker: withdraws the announcement and moves the word. The caller then wakes all who wait.
+    #[inline]
+    pub fn ring(&self) {
+        self.announced.store(NOBODY, Ordering::Relaxed);
+        // ORDERING [W2]: Release; pairs with the Acquire in `announce`: who sees the word moved announces after
+        // the withdrawal.
+        self.word.fetch_add(1, Ordering::Release);
+    }
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Step 2 of a waker: between making something true and asking who waits for it. One fence serves all bells.
+#[inline]
+pub fn made_true() {
+    // ORDERING [W1]: SeqCst; pairs with the fence in `announce`.
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_announcement_is_rung_once() {
+        let bell = Bell::new();
+        made_true();
+        assert!(!bell.is_announced(FOR_WORK));
+        let Seen(seen) = bell.announce(FOR_WORK);
+        assert!(bell.is_announced(FOR_WORK) && !bell.is_announced(FOR_ROOM));
+        bell.ring();
+        assert!(!bell.is_announced(FOR_WORK));
+        assert_ne!(bell.word().load(Ordering::Relaxed), seen);
+    }
+}
