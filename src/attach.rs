@@ -1,0 +1,227 @@
+//! How a party comes in: lock a page of its own, write who it is, ask, wait for the sequencer's answer.
+//!
+//! The page is chosen by the party, the name is settled by the sequencer: that way two parties of one name are
+//! impossible without any lock that a stopped process could hold against the others. The page's lock itself
+//! says who lives; see [`liveness`](crate::liveness).
+
+use std::time::{Duration, Instant};
+
+use seriatim_ring::control::{Answer, Party, Verdict};
+use seriatim_ring::sync::Ordering;
+use seriatim_ring::wake::FOR_WORK;
+
+use crate::error::{AttachError, HeldBy};
+use crate::liveness::{Lock, Role};
+use crate::name::Name;
+use crate::region::Region;
+use crate::sys;
+use crate::wait::{self, Idle, Wait};
+
+/// A party's place in the region.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    /// The index of its page: a lane or a worker slot.
+    pub(crate) index: u16,
+    /// The generation that the sequencer granted.
+    pub(crate) generation: u64,
+    /// Falls with the party.
+    pub(crate) _lock: Lock,
+}
+
+/// What one kind of party has for pages.
+pub(crate) trait Kind {
+    /// Producer or worker, for messages.
+    const WHAT: &'static str;
+    /// The indexes of its pages.
+    fn indexes(region: &Region) -> std::ops::RangeInclusive<u16>;
+    /// The lock of a page.
+    fn role(index: u16) -> Role;
+    /// Who writes the page.
+    fn party(region: &Region, index: u16) -> &Party;
+    /// Where the sequencer answers.
+    fn answer(region: &Region, index: u16) -> &Answer;
+    /// The name that the place belongs to, if it belongs to one.
+    fn owner(region: &Region, index: u16) -> Option<Name>;
+}
+
+/// Producers sit on lanes.
+pub(crate) struct OnLane;
+
+impl Kind for OnLane {
+    const WHAT: &'static str = "producer";
+
+    fn indexes(region: &Region) -> std::ops::RangeInclusive<u16> {
+        1..=region.geometry().producers as u16
+    }
+
+    fn role(index: u16) -> Role {
+        Role::Lane(index)
+    }
+
+    fn party(region: &Region, index: u16) -> &Party {
+        &region.map().lane_page(index).party
+    }
+
+    fn answer(region: &Region, index: u16) -> &Answer {
+        &region.map().lane_entry(index).answer
+    }
+
+    fn owner(region: &Region, index: u16) -> Option<Name> {
+        let entry = region.map().lane_entry(index);
+        (entry.number.load(Ordering::Relaxed) > 0).then(|| Name::from_words(entry.name.load()))
+    }
+}
+
+/// Workers sit on worker pages.
+pub(crate) struct OnWorkerPage;
+
+impl Kind for OnWorkerPage {
+    const WHAT: &'static str = "worker";
+
+    fn indexes(region: &Region) -> std::ops::RangeInclusive<u16> {
+        0..=region.geometry().workers as u16 - 1
+    }
+
+    fn role(index: u16) -> Role {
+        Role::Worker(index)
+    }
+
+    fn party(region: &Region, index: u16) -> &Party {
+        &region.map().worker_page(index).party
+    }
+
+    fn answer(region: &Region, index: u16) -> &Answer {
+        &region.map().members()[usize::from(index)].answer
+    }
+
+    fn owner(region: &Region, index: u16) -> Option<Name> {
+        let member = &region.map().members()[usize::from(index)];
+        (member.number.load(Ordering::Relaxed) > 0).then(|| Name::from_words(member.name.load()))
+    }
+}
+
+/// Takes a place under a name.
+pub(crate) fn take_seat<K: Kind>(
+    region: &Region,
+    name: Name,
+    timeout: Duration,
+) -> Result<Seat, AttachError> {
+    let deadline = Instant::now() + timeout;
+    let mut idle = Idle::new(Wait::Park);
+    loop {
+        for index in candidates::<K>(region, name) {
+            region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
+            let lock =
+                Lock::take(region.file(), K::role(index)).map_err(AttachError::io(region.path(), "lock"))?;
+            let Some(lock) = lock else {
+                // Somebody sits there, or was faster; if it has this name, the search ends here.
+                refuse_if_taken::<K>(region, index, name)?;
+                continue;
+            };
+            let generation = ask::<K>(region, index, name);
+            match await_answer::<K>(region, index, generation, deadline, timeout)? {
+                Verdict::Granted => return Ok(Seat { index, generation, _lock: lock }),
+                Verdict::NameTaken => return Err(name_taken::<K>(region, name)),
+                Verdict::Busy => {}
+            }
+        }
+        if wait::is_over(Some(deadline)) {
+            return Err(full::<K>(region, timeout));
+        }
+        if idle.step() {
+            // What keeps the places busy is not announced anywhere: look again soon.
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn part_of<K: Kind>(index: u16) -> crate::region::layout::Part {
+    match K::role(index) {
+        Role::Worker(slot) => crate::region::layout::Part::Worker(slot),
+        _ => crate::region::layout::Part::Lane(index),
+    }
+}
+
+/// Places to try: that of the same name alone if there is one, else those that never had an owner, then those
+/// whose owner is gone.
+fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
+    let own = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
+    if let Some(index) = own {
+        return vec![index];
+    }
+    let (fresh, used): (Vec<u16>, Vec<u16>) =
+        K::indexes(region).partition(|&i| K::owner(region, i).is_none());
+    fresh.into_iter().chain(used).filter(|&i| !region.is_alive(K::role(i))).collect()
+}
+
+fn refuse_if_taken<K: Kind>(region: &Region, index: u16, name: Name) -> Result<(), AttachError> {
+    if K::owner(region, index) == Some(name) { Err(name_taken::<K>(region, name)) } else { Ok(()) }
+}
+
+fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
+    let holder = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
+    let pid = holder.map_or(0, |i| K::party(region, i).pid.load(Ordering::Relaxed) as u32);
+    AttachError::NameTaken { what: K::WHAT, name, pid }
+}
+
+/// Writes who asks and asks.
+fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
+    let (party, bells) = (K::party(region, index), region.map().bells());
+    party.name.store(name.words());
+    party.pid.store(std::process::id().into(), Ordering::Relaxed);
+    party.started.store(sys::start_time(), Ordering::Relaxed);
+    let generation = party.ask(bells.requests_word());
+    wait::wake_sequencer(bells, FOR_WORK);
+    generation
+}
+
+fn await_answer<K: Kind>(
+    region: &Region,
+    index: u16,
+    generation: u64,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<Verdict, AttachError> {
+    let mut idle = Idle::new(Wait::Park);
+    let answer = K::answer(region, index);
+    loop {
+        if let Some(verdict) = answer.get(generation) {
+            return Ok(verdict);
+        }
+        if wait::is_over(Some(deadline)) {
+            return Err(no_answer(region, timeout));
+        }
+        if idle.step() {
+            let bell = &region.map().bells().producers;
+            wait::sleep(bell, FOR_WORK, Some(deadline), || answer.get(generation).is_some());
+        }
+    }
+}
+
+fn no_answer(region: &Region, waited: Duration) -> AttachError {
+    let path = region.path().into();
+    match region.order_held_by() {
+        Some(HeldBy::NoSequencer) => AttachError::NoSequencer { path, waited },
+        held => {
+            let pid = region.sequencer_pid();
+            let held = held.unwrap_or(HeldBy::Sequencer { pid });
+            AttachError::TimedOut { path, pid, waited, held }
+        }
+    }
+}
+
+/// Every place is taken, or what its former owner left is not passed yet.
+fn full<K: Kind>(region: &Region, waited: Duration) -> AttachError {
+    let living: Vec<_> = K::indexes(region).filter(|&i| region.is_alive(K::role(i))).collect();
+    let limit = K::indexes(region).count() as u64;
+    if (living.len() as u64) < limit {
+        let (path, pid) = (region.path().into(), region.sequencer_pid());
+        return AttachError::TimedOut { path, pid, waited, held: region.held_by_worker() };
+    }
+    let holder = |i: u16| {
+        let party = K::party(region, i);
+        (Name::from_words(party.name.load()), party.pid.load(Ordering::Relaxed) as u32)
+    };
+    let holders = living.into_iter().map(holder).collect();
+    AttachError::Full { path: region.path().into(), what: K::WHAT, limit, holders }
+}

@@ -1,0 +1,277 @@
+//! [`Config`]: what a region is made of, and which values it can have.
+
+use seriatim_ring::lane::max_payload;
+use seriatim_ring::{Seq, tickets};
+
+use crate::region::layout::Layout;
+
+/// Whether commands wait for the first worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WithoutWorkers {
+    /// What is submitted while nobody works is held, and the first worker to join gets it. Producers find the
+    /// region full when it is.
+    #[default]
+    Hold,
+    /// What is submitted while nobody works is folded into the digest and dropped.
+    Discard,
+}
+
+/// The numbers that fix a region's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Run descriptors of the order ring.
+    pub order_slots: u64,
+    /// Cells of each producer's lane: how many of its commands can be outstanding.
+    pub lane_cells: u64,
+    /// Bytes of each producer's lane, for payloads over 40 bytes.
+    pub lane_bytes: u64,
+    /// How many producers can be attached.
+    pub producers: u64,
+    /// How many workers can be attached.
+    pub workers: u64,
+}
+
+/// How to make a region. Each setter takes a value; what is out of range is refused when the region is made.
+///
+/// The defaults make a region of 35 MiB: 8 producers with 4,096 commands and 4 MiB outstanding each, 16 workers.
+///
+/// ```
+/// use seriatim::Config;
+///
+/// let config = Config::new().producers(2).lane_bytes(1 << 20);
+/// assert_eq!(config.max_payload(), 1 << 19);
+/// assert!(config.region_bytes().unwrap() < 3 << 20);
+/// let error = Config::new().lane_cells(1000).region_bytes().unwrap_err();
+/// assert!(error.to_string().contains("1000") && error.to_string().contains("1024"));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Config {
+    pub(crate) geometry: Geometry,
+    pub(crate) mode: u32,
+    pub(crate) group: Option<u32>,
+    pub(crate) pretouch: bool,
+    pub(crate) without_workers: WithoutWorkers,
+    pub(crate) first_index: u64,
+}
+
+/// A value that a [`Config`] cannot have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It must be a power of two in a range.
+    #[error("{field} is {found}, expected a power of two from {low} to {high} (next: {next})")]
+    PowerOfTwo {
+        /// Which value.
+        field: &'static str,
+        /// What it is.
+        found: u64,
+        /// The lowest that is allowed.
+        low: u64,
+        /// The highest that is allowed.
+        high: u64,
+        /// The next that is allowed.
+        next: u64,
+    },
+    /// It is out of range.
+    #[error("{field} is {found}, expected {low} to {high}")]
+    Range {
+        /// Which value.
+        field: &'static str,
+        /// What it is.
+        found: u64,
+        /// The lowest that is allowed.
+        low: u64,
+        /// The highest that is allowed.
+        high: u64,
+    },
+    /// Together the values make a region of more bytes than a file can have.
+    #[error(
+        "{producers} lanes of {lane_cells} cells and {lane_bytes} bytes make a region of 2^62 bytes or more"
+    )]
+    TooLarge {
+        /// Producers.
+        producers: u64,
+        /// Cells of each lane.
+        lane_cells: u64,
+        /// Bytes of each lane.
+        lane_bytes: u64,
+    },
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            geometry: Geometry {
+                order_slots: 1024,
+                lane_cells: 4096,
+                lane_bytes: 4 << 20,
+                producers: 8,
+                workers: 16,
+            },
+            mode: 0o600,
+            group: None,
+            pretouch: true,
+            without_workers: WithoutWorkers::Hold,
+            first_index: 0,
+        }
+    }
+}
+
+impl Config {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Run descriptors of the order ring: a power of two from 2 to 2^24, default 1,024. A run holds one ticket
+    /// or more, so this bounds how many submits can be in the order and not yet seen by the slowest worker.
+    pub fn order_slots(mut self, slots: u64) -> Self {
+        self.geometry.order_slots = slots;
+        self
+    }
+
+    /// Cells of each lane: a power of two from 2 to 2^18, default 4,096.
+    pub fn lane_cells(mut self, cells: u64) -> Self {
+        self.geometry.lane_cells = cells;
+        self
+    }
+
+    /// Bytes of each lane for payloads over 40 bytes: a power of two from 128 to 2^40, default 4 MiB. A payload
+    /// can be half of it.
+    pub fn lane_bytes(mut self, bytes: u64) -> Self {
+        self.geometry.lane_bytes = bytes;
+        self
+    }
+
+    /// How many producers can be attached at once: 1 to 1,000, default 8.
+    pub fn producers(mut self, producers: u64) -> Self {
+        self.geometry.producers = producers;
+        self
+    }
+
+    /// How many workers can be attached at once: 1 to 1,024, default 16.
+    pub fn workers(mut self, workers: u64) -> Self {
+        self.geometry.workers = workers;
+        self
+    }
+
+    /// Permission bits of the file, applied exactly, whatever the umask; default 0600.
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Group of the file, by number.
+    pub fn group(mut self, gid: u32) -> Self {
+        self.group = Some(gid);
+        self
+    }
+
+    /// Whether the creator touches every page, so that nobody else is charged for it and no page is missing
+    /// later; default yes. Pages are reserved in any case.
+    pub fn pretouch(mut self, yes: bool) -> Self {
+        self.pretouch = yes;
+        self
+    }
+
+    /// What happens to commands while nobody works; default [`WithoutWorkers::Hold`].
+    pub fn without_workers(mut self, what: WithoutWorkers) -> Self {
+        self.without_workers = what;
+        self
+    }
+
+    /// The first index of the order, default 0: for tests, and for an order that goes on from elsewhere.
+    pub fn first_index(mut self, index: u64) -> Self {
+        self.first_index = index;
+        self
+    }
+
+    /// The longest payload of a command in bytes: half of a lane's bytes, and 40 in any case.
+    #[must_use]
+    pub fn max_payload(&self) -> u64 {
+        max_payload(self.geometry.lane_bytes)
+    }
+
+    /// The size of the region in bytes.
+    ///
+    /// # Errors
+    /// The first value that is out of range.
+    pub fn region_bytes(&self) -> Result<u64, ConfigError> {
+        self.layout().map(|layout| layout.total)
+    }
+
+    pub(crate) fn layout(&self) -> Result<Layout, ConfigError> {
+        let range = |field, found, low, high| {
+            let ok = (low..=high).contains(&found);
+            ok.then_some(()).ok_or(ConfigError::Range { field, found, low, high })
+        };
+        range("mode", self.mode.into(), 0, 0o7777)?;
+        range("first index", self.first_index, 0, Seq::MAX.get())?;
+        self.geometry.layout()
+    }
+}
+
+impl Geometry {
+    /// Checks each number and lays the region out.
+    pub(crate) fn layout(&self) -> Result<Layout, ConfigError> {
+        power_of_two("order slots", self.order_slots, 2, 1 << 24)?;
+        power_of_two("lane cells", self.lane_cells, 2, 1 << 18)?;
+        power_of_two("lane bytes", self.lane_bytes, 128, 1 << 40)?;
+        for (field, found, high) in [("producers", self.producers, 1000), ("workers", self.workers, 1024)] {
+            if !(1..=high).contains(&found) {
+                return Err(ConfigError::Range { field, found, low: 1, high });
+            }
+        }
+        const { assert!(tickets::MAX_LANES > 1000 && tickets::MAX_COUNT >= 1 << 17) };
+        Layout::new(*self).ok_or(ConfigError::TooLarge {
+            producers: self.producers,
+            lane_cells: self.lane_cells,
+            lane_bytes: self.lane_bytes,
+        })
+    }
+}
+
+fn power_of_two(field: &'static str, found: u64, low: u64, high: u64) -> Result<(), ConfigError> {
+    if found.is_power_of_two() && (low..=high).contains(&found) {
+        return Ok(());
+    }
+    let next = found.checked_next_power_of_two().unwrap_or(high).clamp(low, high);
+    Err(ConfigError::PowerOfTwo { field, found, low, high, next })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_out_of_range_is_named_with_its_value_and_the_range() {
+        let cases = [
+            (Config::new().order_slots(0), "order slots is 0", "2 to 16777216"),
+            (Config::new().order_slots(1 << 25), "33554432", "next: 16777216"),
+            (Config::new().lane_cells(1 << 63), "9223372036854775808", "262144"),
+            (Config::new().lane_bytes(u64::MAX), "18446744073709551615", "1099511627776"),
+            (Config::new().producers(1001), "producers is 1001", "1 to 1000"),
+            (Config::new().workers(0), "workers is 0", "1 to 1024"),
+            (Config::new().mode(0o10000), "mode is 4096", "0 to 4095"),
+            (Config::new().first_index(1 << 63), "first index is 9223372036854775808", "9223372036854775807"),
+        ];
+        for (config, found, expected) in cases {
+            let message = config.region_bytes().unwrap_err().to_string();
+            assert!(message.contains(found) && message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn the_default_has_the_size_that_is_documented() {
+        let bytes = Config::new().region_bytes().unwrap();
+        assert!((34 << 20..=35 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn the_largest_values_together_do_not_overflow() {
+        let config = Config::new().producers(1000).lane_bytes(1 << 40).lane_cells(1 << 18).workers(1024);
+        assert!(config.region_bytes().is_ok());
+    }
+}

@@ -1,0 +1,307 @@
+//! What can go wrong while regions are made, opened and joined: an enum for each operation, with the facts.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::config::ConfigError;
+use crate::name::{Name, NameError};
+
+/// A region could not be made. Nothing is left behind.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// A value of the configuration is out of range.
+    #[error("configuration of {path:?}: {source}")]
+    Config {
+        /// The region's path.
+        path: PathBuf,
+        /// Which value.
+        source: ConfigError,
+    },
+    /// There is a file of this name already.
+    #[error("{path:?} exists already")]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file system has not enough room.
+    #[error("no space for {path:?}: {wanted} bytes wanted, {free} bytes free")]
+    NoSpace {
+        /// The path.
+        path: PathBuf,
+        /// Bytes that the region would have.
+        wanted: u64,
+        /// Bytes that the file system had left.
+        free: u64,
+    },
+    /// The machine's pages are larger than the format's.
+    #[error("pages of this machine have {found} bytes, regions need {expected}")]
+    PageSize {
+        /// What the machine has.
+        found: u64,
+        /// What the format has.
+        expected: u64,
+    },
+    /// A system call failed.
+    #[error("cannot {what} {path:?}: {source}")]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// A header that is not that of a usable region.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// It is something else.
+    #[error(
+        "not a Seriatim region: found {found}, expected the magic \"SERIATIM\" and a header of 4096 bytes"
+    )]
+    NotARegion {
+        /// What it seems to be.
+        found: String,
+    },
+    /// It is a region of another format.
+    #[error(
+        "region of format version {found}, this build reads version {supported}; use the tool that made it"
+    )]
+    Version {
+        /// The file's version.
+        found: u32,
+        /// This build's version.
+        supported: u32,
+    },
+    /// A field has a value that it cannot have.
+    #[error("damaged header: {field} is {found}, expected {expected}")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+        /// The value that it must have.
+        expected: u64,
+    },
+    /// A number of the geometry is out of range.
+    #[error("damaged header: {0}")]
+    Geometry(#[from] ConfigError),
+}
+
+/// A region could not be opened, or a party not attached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// There is no such file.
+    #[error("{path:?} not found")]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file's rights do not allow it.
+    #[error("no right to {what} {path:?}: owner uid {owner}, mode {mode:04o}")]
+    Rights {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// User id of the file's owner (of its directory's, if the file cannot be looked at).
+        owner: u32,
+        /// The file's permission bits.
+        mode: u32,
+    },
+    /// It is no regular file.
+    #[error("{path:?} is {found}, expected a regular file")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// Its header is not that of a region that can be used.
+    #[error("{path:?}: {source}")]
+    Header {
+        /// The path.
+        path: PathBuf,
+        /// What is wrong.
+        source: HeaderError,
+    },
+    /// It is shorter or longer than its header says.
+    #[error("{path:?}: truncated or extended: the file has {found} bytes, expected {expected}")]
+    Length {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        found: u64,
+        /// The length that its header asks for.
+        expected: u64,
+    },
+    /// The machine was started anew since the region was made: those who used it are gone, and what they had
+    /// written may be missing.
+    #[error(
+        "{path:?} was made in boot {found} of the machine, this is boot {expected}; remove it and create it anew"
+    )]
+    OtherBoot {
+        /// The path.
+        path: PathBuf,
+        /// The region's boot id.
+        found: String,
+        /// This boot's id.
+        expected: String,
+    },
+    /// The region is opened read-only, and parties write.
+    #[error("{path:?} is opened read-only: {what} needs write access")]
+    ReadOnly {
+        /// The path.
+        path: PathBuf,
+        /// What was to be attached.
+        what: &'static str,
+    },
+    /// The name cannot be one.
+    #[error(transparent)]
+    Name(#[from] NameError),
+    /// A living party has this name.
+    #[error("{what} {name:?} is attached already, by pid {pid}")]
+    NameTaken {
+        /// Producer or worker.
+        what: &'static str,
+        /// The name.
+        name: Name,
+        /// The process that has it, as it says itself.
+        pid: u32,
+    },
+    /// All places are taken.
+    #[error("all {limit} {what}s of {path:?} are attached: {}", list(holders))]
+    Full {
+        /// The path.
+        path: PathBuf,
+        /// Producer or worker.
+        what: &'static str,
+        /// How many the region was made for.
+        limit: u64,
+        /// Who has them: names and pids.
+        holders: Vec<(Name, u32)>,
+    },
+    /// No sequencer answered, and none is there.
+    #[error("{path:?} has no sequencer (waited {waited:?})")]
+    NoSequencer {
+        /// The path.
+        path: PathBuf,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// The sequencer is there but could not answer in time.
+    #[error("{path:?}: no answer from the sequencer (pid {pid}) within {waited:?}: {held}")]
+    TimedOut {
+        /// The path.
+        path: PathBuf,
+        /// Its process.
+        pid: u32,
+        /// How long was waited.
+        waited: Duration,
+        /// Who holds things up.
+        held: HeldBy,
+    },
+    /// What the region says about the party's place cannot be.
+    #[error("{path:?}: damaged: {field} is {found}, expected {limit} at most")]
+    Damaged {
+        /// The path.
+        path: PathBuf,
+        /// Which field.
+        field: &'static str,
+        /// Its value.
+        found: u64,
+        /// What it can be at most.
+        limit: u64,
+    },
+    /// A system call failed.
+    #[error("cannot {what} {path:?}: {source}")]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+fn list(holders: &[(Name, u32)]) -> String {
+    let parts: Vec<_> = holders.iter().map(|(name, pid)| format!("{name} (pid {pid})")).collect();
+    parts.join(", ")
+}
+
+impl AttachError {
+    pub(crate) fn io(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> AttachError {
+        move |source| AttachError::Io { path: path.into(), what, source }
+    }
+}
+
+/// A region could not be removed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoveError {
+    /// It is no region that can be opened: nothing is removed.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// Parties are attached: nothing is removed.
+    #[error("{path:?} is in use by {}", parties.join(", "))]
+    InUse {
+        /// The path.
+        path: PathBuf,
+        /// Who is attached.
+        parties: Vec<String>,
+    },
+    /// A system call failed.
+    #[error("cannot remove {path:?}: {source}")]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Who holds things up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeldBy {
+    /// The slowest worker, which gates.
+    Worker {
+        /// Its slot.
+        slot: u16,
+        /// Its name.
+        name: Name,
+        /// Its process, as it says itself.
+        pid: u32,
+        /// How many published commands it has not passed.
+        lag: u64,
+    },
+    /// Nobody works, and the region holds commands for the first who will.
+    NoWorker,
+    /// Nobody sequences.
+    NoSequencer,
+    /// The sequencer has not come to it yet.
+    Sequencer {
+        /// Its process, as it says itself.
+        pid: u32,
+    },
+}
+
+impl fmt::Display for HeldBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HeldBy::Worker { slot, name, pid, lag } => {
+                write!(f, "worker {name:?} (slot {slot}, pid {pid}) is {lag} commands behind")
+            }
+            HeldBy::NoWorker => f.write_str("no worker"),
+            HeldBy::NoSequencer => f.write_str("no sequencer"),
+            HeldBy::Sequencer { pid } => write!(f, "the sequencer (pid {pid}) is busy"),
+        }
+    }
+}

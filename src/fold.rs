@@ -1,0 +1,133 @@
+//! [`Fold`]: following the order through the lanes, cell by cell, with the chain digest.
+
+use seriatim_ring::Seq;
+use seriatim_ring::digest::fold;
+use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
+use seriatim_ring::lane::{BadCell, Entry, Owner};
+use seriatim_ring::order::{Fault, Follower, Step};
+use seriatim_ring::sync::Ordering;
+
+use crate::region::map::Map;
+
+/// Something in the order or a lane that cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("corrupt at index {seq}: {field} is {found}, expected {expected}")]
+pub struct Corrupt {
+    /// The index at which it was met.
+    pub seq: Seq,
+    /// Which field.
+    pub field: &'static str,
+    /// Its value.
+    pub found: u64,
+    /// What it had to be, or can be at most.
+    pub expected: u64,
+}
+
+/// A command that was met and folded in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Met {
+    pub(crate) seq: Seq,
+    pub(crate) lane: u16,
+    pub(crate) entry: Entry,
+    pub(crate) owner: Owner,
+    /// The digest of all before it.
+    pub(crate) before: u64,
+    /// What it says, if it is one of the sequencer's own.
+    pub(crate) own: Option<Own>,
+}
+
+/// A place in the order with the digest of all before it, and what one must know of lanes to go on.
+#[derive(Clone, Debug)]
+pub(crate) struct Fold {
+    follower: Follower,
+    digest: u64,
+    /// Who owns each lane, as of this place in the order.
+    owners: Vec<Owner>,
+}
+
+impl Fold {
+    /// Starts where a follower stands. The owners of lanes are what control says now: a lane changes hands only
+    /// when all gates have passed its former owner's cells, so what control is ahead of the order concerns no
+    /// command that is still to come.
+    pub(crate) fn new(map: &Map, follower: Follower, digest: u64) -> Self {
+        Fold { follower, digest, owners: owners(map) }
+    }
+
+    #[inline]
+    pub(crate) fn next(&self) -> Seq {
+        self.follower.next()
+    }
+
+    #[inline]
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// Whether the next command is published, or there is an error to meet.
+    pub(crate) fn is_behind(&mut self, map: &Map) -> bool {
+        !matches!(self.follower.peek(&map.order()), Ok(None))
+    }
+
+    /// Folds the next command, if it is published.
+    #[inline]
+    pub(crate) fn step(&mut self, map: &Map) -> Result<Option<Met>, Corrupt> {
+        let seq = self.follower.next();
+        let Some(step) = self.follower.peek(&map.order()).map_err(|fault| out_of_order(seq, fault))? else {
+            return Ok(None);
+        };
+        let Step { lane, cell, .. } = step;
+        let Some(owner) = self.owners.get(usize::from(lane)).copied() else {
+            let expected = self.owners.len() as u64 - 1;
+            return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
+        };
+        let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
+        let own = if lane == OWN_LANE { self.apply(map, &entry) } else { None };
+        let before = self.digest;
+        self.digest = fold(before, owner.folded(&entry));
+        self.follower.advance();
+        Ok(Some(Met { seq, lane, entry, owner, before, own }))
+    }
+
+    /// What one of the sequencer's commands says; lanes that change hands are noted.
+    fn apply(&mut self, map: &Map, entry: &Entry) -> Option<Own> {
+        let own = read_own(map, entry);
+        if let Some(Own::Attached { lane, number, base, .. }) = own
+            && let Some(owner) = self.owners.get_mut(usize::from(lane))
+        {
+            *owner = Owner { number, base };
+        }
+        own
+    }
+}
+
+/// Reads one of the sequencer's own commands; `None` for a kind that this version does not know.
+pub(crate) fn read_own(map: &Map, entry: &Entry) -> Option<Own> {
+    let mut words = [0; WORDS];
+    map.lane(OWN_LANE).copy(entry, &mut words);
+    Own::decode(entry.kind, &words)
+}
+
+/// Who owns each lane, as control says.
+pub(crate) fn owners(map: &Map) -> Vec<Owner> {
+    let owner = |entry: &seriatim_ring::control::LaneEntry| Owner {
+        number: entry.number.load(Ordering::Relaxed),
+        base: entry.base.load(Ordering::Relaxed),
+    };
+    map.lane_entries().iter().map(owner).collect()
+}
+
+fn bad_cell(seq: Seq, bad: BadCell) -> Corrupt {
+    Corrupt { seq, field: bad.field, found: bad.found, expected: bad.limit }
+}
+
+fn out_of_order(seq: Seq, fault: Fault) -> Corrupt {
+    match fault {
+        Fault::Lapped { run } => Corrupt { seq, field: "run in its slot", found: u64::MAX, expected: run },
+        Fault::Gap { expected, found, .. } => Corrupt {
+            seq,
+            field: "first index of the next run",
+            found: found.get(),
+            expected: expected.get(),
+        },
+    }
+}

@@ -1,0 +1,77 @@
+//! Who is alive: an open-file-description lock on a byte of the region file for each party.
+//!
+//! The kernel drops such a lock when the last descriptor of its open description is closed, however the process
+//! ends; it keeps it while the process is merely stopped; it needs no clock and knows nothing of pids. So a
+//! party is dead only when its lock is free. Each party has an open description of its own for its lock, never
+//! mapped and never duplicated; all are probed through the region's, which never locks anything.
+
+use std::fs::File;
+use std::io;
+
+use crate::sys;
+
+/// Who holds which byte. The bytes lie far behind the end of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Sequencer,
+    Lane(u16),
+    Worker(u16),
+}
+
+impl Role {
+    fn byte(self) -> i64 {
+        const BASE: i64 = 1 << 62;
+        match self {
+            Role::Sequencer => BASE,
+            Role::Lane(lane) => BASE + 0x1_0000 + i64::from(lane),
+            Role::Worker(slot) => BASE + 0x2_0000 + i64::from(slot),
+        }
+    }
+}
+
+/// The lock of a living party; dropping it is its death.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Takes the lock of a role; `None` if somebody has it. `region` is a descriptor of the region file.
+    pub(crate) fn take(region: &File, role: Role) -> io::Result<Option<Lock>> {
+        let file = sys::reopen(region, true)?;
+        Ok(sys::try_lock(&file, role.byte())?.then_some(Lock { _file: file }))
+    }
+}
+
+/// Whether a role's party is alive. `region` is a descriptor that holds no locks.
+pub(crate) fn is_alive(region: &File, role: Role) -> io::Result<bool> {
+    sys::is_locked(region, role.byte())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_alone_and_falls_with_its_holder() {
+        let file = sys::memory_file("locks").unwrap();
+        let roles = [Role::Sequencer, Role::Lane(0), Role::Lane(1023), Role::Worker(0), Role::Worker(1023)];
+        let held: Vec<_> = roles.iter().map(|&r| Lock::take(&file, r).unwrap().unwrap()).collect();
+        for role in roles {
+            assert!(is_alive(&file, role).unwrap());
+            assert!(Lock::take(&file, role).unwrap().is_none());
+        }
+        drop(held);
+        for role in roles {
+            assert!(!is_alive(&file, role).unwrap());
+        }
+    }
+
+    #[test]
+    fn another_descriptor_of_the_file_takes_nothing_with_it() {
+        let file = sys::memory_file("locks").unwrap();
+        let lock = Lock::take(&file, Role::Worker(3)).unwrap();
+        drop(sys::reopen(&file, true).unwrap());
+        assert!(lock.is_some() && is_alive(&file, Role::Worker(3)).unwrap());
+    }
+}

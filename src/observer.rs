@@ -1,0 +1,257 @@
+//! [`Observer`]: looks on, gates nobody, copies what it reads and says exactly what it missed.
+
+use std::time::Instant;
+
+use seriatim_ring::Seq;
+use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
+use seriatim_ring::lane::{Entry, Owner};
+use seriatim_ring::order::{Look, Run};
+use seriatim_ring::sequencer::published;
+use seriatim_ring::wake::FOR_WORK;
+
+use crate::Digest;
+use crate::error::AttachError;
+use crate::fold::{Corrupt, owners};
+use crate::payload::bytes_of;
+use crate::region::Region;
+use crate::region::layout::Part;
+use crate::wait::{self, Idle, Wait};
+use crate::worker::{Command, Event};
+
+/// What an observer sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Observed<'a> {
+    /// An event, copied: valid until the next call. Its digest is 0, for an observer does not fold.
+    Event(Event<'a>),
+    /// These were overwritten before they could be copied: from `from` to before `to`.
+    Missed {
+        /// The first index that was missed.
+        from: Seq,
+        /// The first index that was not.
+        to: Seq,
+    },
+}
+
+/// One who looks on: needs read rights only, gates nobody, and is told exactly which commands it missed.
+///
+/// What it delivers is never a mix of two commands: it copies first and then makes sure that nobody had begun to
+/// write there.
+///
+/// ```
+/// use seriatim::{Config, Event, Observed, Observer, Producer, Region, Sequencer, SequencerConfig};
+///
+/// let region = Region::anonymous(&Config::new())?;
+/// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+/// let mut producer = Producer::attach(&region, "p")?;
+/// let mut observer = Observer::attach(&region)?;
+/// let index = producer.submit(3, b"seen")?;
+/// producer.wait_sequenced(index)?;
+/// let Some(Observed::Event(Event::Command(seen))) = observer.poll()? else { panic!("nothing there") };
+/// assert_eq!((seen.kind, seen.payload), (3, &b"seen"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Observer {
+    region: Region,
+    next: Seq,
+    next_run: u64,
+    /// What is left of the run that is being copied.
+    run: Option<Run>,
+    owners: Vec<Owner>,
+    copy: Vec<u64>,
+    missed: u64,
+}
+
+/// What was found at the next place.
+enum Found {
+    Nothing,
+    Command { seq: Seq, owner: Owner, entry: Entry },
+    Own { seq: Seq, kind: u16, own: Option<Own> },
+    Missed { from: Seq, to: Seq },
+}
+
+impl Observer {
+    /// Starts at the next index that is published. Works on a region that is opened read-only.
+    ///
+    /// # Errors
+    /// None today; the signature leaves room.
+    pub fn attach(region: &Region) -> Result<Observer, AttachError> {
+        // Sleeping needs an announcement; a read-only observer yields instead.
+        if region.is_writable() {
+            region.make_writable("an observer", &[Part::Bells])?;
+        }
+        let (next, run) = newest(region);
+        let map = region.map();
+        Ok(Observer {
+            next,
+            next_run: run,
+            run: None,
+            owners: owners(map),
+            copy: Vec::new(),
+            missed: 0,
+            region: region.clone(),
+        })
+    }
+
+    /// The index that it looks for next.
+    #[must_use]
+    pub fn next(&self) -> Seq {
+        self.next
+    }
+
+    /// How many commands it missed so far.
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
+    /// What comes next, if there is something; never waits.
+    ///
+    /// # Errors
+    /// [`Corrupt`] for something in the order that cannot be.
+    pub fn poll(&mut self) -> Result<Option<Observed<'_>>, Corrupt> {
+        let found = self.find()?;
+        Ok(match found {
+            Found::Nothing => None,
+            Found::Missed { from, to } => Some(Observed::Missed { from, to }),
+            Found::Own { seq, kind, own } => Some(Observed::Event(Event::of_own(seq, kind, own))),
+            Found::Command { seq, owner, entry } => Some(Observed::Event(Event::Command(Command {
+                seq,
+                producer: owner.number,
+                index: entry.cell.wrapping_sub(owner.base),
+                kind: entry.kind,
+                payload: bytes_of(&self.copy, entry.len as usize),
+                digest: Digest(0),
+            }))),
+        })
+    }
+
+    /// What comes next, waiting for it until the deadline.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Observed<'_>>, Corrupt> {
+        let mut idle = Idle::new(Wait::Park);
+        while self.run.is_none() && !self.is_published() && !wait::is_over(Some(deadline)) {
+            if !idle.step() {
+                continue;
+            }
+            if self.region.is_writable() {
+                let bell = &self.region.map().bells().workers;
+                wait::sleep(bell, FOR_WORK, Some(deadline), || self.is_published());
+            } else {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        self.poll()
+    }
+
+    fn is_published(&self) -> bool {
+        self.region.map().order().observe(self.next_run) != Look::Pending
+    }
+
+    fn find(&mut self) -> Result<Found, Corrupt> {
+        let run = match self.run {
+            Some(run) => run,
+            None => match self.region.map().order().observe(self.next_run) {
+                Look::Pending => return Ok(Found::Nothing),
+                Look::Lapped => return Ok(self.catch_up()),
+                Look::Here(run) => run,
+            },
+        };
+        if run.first != self.next || usize::from(run.lane) >= self.owners.len() || run.count == 0 {
+            let (found, expected) = (run.first.get(), self.next.get());
+            return Err(Corrupt { seq: self.next, field: "first index of the next run", found, expected });
+        }
+        self.next_run = run.number.wrapping_add(1);
+        self.copy_first(&run)
+    }
+
+    /// Copies the first command of what is left of a run.
+    fn copy_first(&mut self, run: &Run) -> Result<Found, Corrupt> {
+        let lane = self.region.map().lane(run.lane);
+        let read = lane.read(run.cell);
+        if let Ok(entry) = &read {
+            self.copy.resize((entry.len as usize).div_ceil(8), 0);
+            lane.copy(entry, &mut self.copy);
+        }
+        if !lane.still_there(run.cell, read.as_ref().ok()) {
+            // All that was claimed again of this run is gone; its last payloads may be too, which the next
+            // look finds out.
+            let gone = lane.first_whole().wrapping_sub(run.cell).clamp(1, u64::from(run.count));
+            return Ok(self.miss(run, gone));
+        }
+        let entry = read.map_err(|bad| Corrupt {
+            seq: run.first,
+            field: bad.field,
+            found: bad.found,
+            expected: bad.limit,
+        })?;
+        if run.lane != OWN_LANE
+            && (entry.cell.wrapping_sub(self.owners[usize::from(run.lane)].base) as i64) < 0
+        {
+            // Of a former owner of the lane, whom this observer never met.
+            return Ok(self.miss(run, 1));
+        }
+        self.skip(run, 1);
+        Ok(self.found(run, entry))
+    }
+
+    fn found(&mut self, run: &Run, entry: Entry) -> Found {
+        let owner = self.owners[usize::from(run.lane)];
+        if run.lane != OWN_LANE {
+            return Found::Command { seq: run.first, owner, entry };
+        }
+        let words: [u64; WORDS] = std::array::from_fn(|i| self.copy.get(i).copied().unwrap_or(0));
+        let own = Own::decode(entry.kind, &words);
+        if let Some(Own::Attached { lane, number, base, .. }) = own
+            && let Some(owner) = self.owners.get_mut(usize::from(lane))
+        {
+            *owner = Owner { number, base };
+        }
+        Found::Own { seq: run.first, kind: entry.kind, own }
+    }
+
+    /// Goes past `count` commands of a run.
+    fn skip(&mut self, run: &Run, count: u64) {
+        let left = run.count - count as u32;
+        let rest =
+            Run { first: run.first.plus(count), cell: run.cell.wrapping_add(count), count: left, ..*run };
+        self.next = rest.first;
+        self.run = (left > 0).then_some(rest);
+    }
+
+    fn miss(&mut self, run: &Run, count: u64) -> Found {
+        self.skip(run, count);
+        self.missed += count;
+        self.owners = owners(self.region.map());
+        Found::Missed { from: run.first, to: self.next }
+    }
+
+    /// The next run is gone: goes on at the newest.
+    fn catch_up(&mut self) -> Found {
+        let from = self.next;
+        let (next, run) = newest(&self.region);
+        self.next = next.max(from);
+        self.next_run = run;
+        self.owners = owners(self.region.map());
+        self.missed += self.next.since(from);
+        Found::Missed { from, to: self.next }
+    }
+}
+
+/// The next index and the number of the run that will hold it.
+fn newest(region: &Region) -> (Seq, u64) {
+    let map = region.map();
+    loop {
+        let (next, run) = published(map.control());
+        let Some(last) = run.checked_sub(1) else { return (next, 0) };
+        match map.order().observe(last) {
+            Look::Here(last) => return (last.end(), run),
+            // The sequencer came round: what it publishes now is further on.
+            Look::Lapped => {}
+            // A cursor without its run: a damaged region; what it says is all there is.
+            Look::Pending => return (next, run),
+        }
+    }
+}

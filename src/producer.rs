@@ -1,0 +1,635 @@
+//! [`Producer`]: claim room, fill it, queue the ticket.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::time::{Duration, Instant};
+
+use seriatim_ring::Seq;
+use seriatim_ring::control::LaneEntry;
+use seriatim_ring::lane::{INLINE, LaneWriter, NoRoom, Room};
+use seriatim_ring::order::Look;
+use seriatim_ring::sequencer::{has_ordered, published};
+use seriatim_ring::sync::Ordering;
+use seriatim_ring::tickets::{Enqueuer, Ticket};
+use seriatim_ring::wake::FOR_WORK;
+
+use crate::attach::{OnLane, Seat, take_seat};
+use crate::error::{AttachError, HeldBy};
+use crate::liveness::Role;
+use crate::name::Name;
+use crate::payload::{self, payload_digest};
+use crate::region::Region;
+use crate::region::layout::Part;
+use crate::region::map::Map;
+use crate::region::snapshot::State;
+use crate::wait::{self, Idle, Wait};
+
+/// How a producer is attached.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct AttachOptions {
+    timeout: Duration,
+    wait: Wait,
+}
+
+impl Default for AttachOptions {
+    fn default() -> Self {
+        AttachOptions { timeout: Duration::from_secs(1), wait: Wait::default() }
+    }
+}
+
+impl AttachOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How long to wait for the sequencer's answer; default 1 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// How to wait for room and for the order; default [`Wait::Park`].
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+}
+
+/// Whether a name has been here before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Attached {
+    /// No: its first command has index 0.
+    New,
+    /// Yes: everything before `next` is in the order, and nothing else that it submitted.
+    Resumed {
+        /// The per-producer index that its next command gets.
+        next: u64,
+    },
+}
+
+/// The region had no room for a command, now or until the deadline. Nothing was submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no room: {by}")]
+pub struct Full {
+    /// Who holds things up.
+    pub by: HeldBy,
+}
+
+/// A command was not submitted. Nothing of it is in the region, and the next one gets its index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// There is no room.
+    #[error(transparent)]
+    Full(#[from] Full),
+    /// The payload is longer than the region takes.
+    #[error("payload of {len} bytes, {max} are allowed")]
+    TooLarge {
+        /// Its length in bytes.
+        len: usize,
+        /// The longest that is allowed.
+        max: usize,
+    },
+    /// The batch is more than one ticket can name.
+    #[error(
+        "batch of {commands} commands and {bytes} bytes of lane, {max_commands} and {max_bytes} are allowed"
+    )]
+    BatchTooLarge {
+        /// Its commands.
+        commands: usize,
+        /// Bytes of the lane that its payloads take: those over 40 bytes, each rounded up to 64.
+        bytes: u64,
+        /// Most commands of a batch.
+        max_commands: usize,
+        /// Most bytes of a batch.
+        max_bytes: u64,
+    },
+    /// The batch has no commands.
+    #[error("batch without commands")]
+    EmptyBatch,
+    /// The order is closed.
+    #[error("the order is closed")]
+    Closed,
+    /// The sequencer found a ticket of this lane that could not be right, and hears it no more: attach again.
+    #[error("the lane of this producer is fenced off after a damaged ticket")]
+    Fenced,
+    /// The region says that more of the lane is free than ever was used.
+    #[error("damaged region: released is {found}, expected {low} to {high}")]
+    Damaged {
+        /// What it says.
+        found: u64,
+        /// What it said before.
+        low: u64,
+        /// What was submitted.
+        high: u64,
+    },
+}
+
+/// Where a command has its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sequenced {
+    /// At this index.
+    At(Seq),
+    /// It is in the order, so long ago that the region no longer says where.
+    LongAgo,
+}
+
+/// A command's place did not become known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// This producer has not submitted it.
+    #[error("index {index} is not submitted, the next is {next}")]
+    NotSubmitted {
+        /// The index that was asked for.
+        index: u64,
+        /// The index that the next submit gets.
+        next: u64,
+    },
+    /// It has no place until the deadline.
+    #[error("index {index} is not in the order: {by}")]
+    Late {
+        /// The index that was asked for.
+        index: u64,
+        /// Who holds things up.
+        by: HeldBy,
+    },
+    /// The order closed before it; it gets its place when a sequencer reopens the region.
+    #[error("the order is closed, index {index} waits for it to be reopened")]
+    Closed {
+        /// The index that was asked for.
+        index: u64,
+    },
+    /// The lane is no longer heard.
+    #[error("the lane of this producer is fenced off after a damaged ticket")]
+    Fenced,
+}
+
+/// One who submits commands: attached under a name, with a lane of its own.
+///
+/// Everything that a submit returned for is delivered to every worker, in the order of the submits. One thread
+/// uses a producer at a time: it can be sent, not shared.
+///
+/// ```
+/// use seriatim::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig, Seq};
+///
+/// let region = Region::anonymous(&Config::new().producers(1))?;
+/// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+/// let mut producer = Producer::attach(&region, "controller")?;
+/// let index = producer.submit(7, b"create dataflow")?;
+/// // The command that says that this producer attached came first.
+/// assert_eq!(producer.wait_sequenced(index)?, Sequenced::At(Seq::new(1)));
+/// let mut room = producer.claim(7, 5)?;
+/// room.copy_from_slice(b"peek!");
+/// assert_eq!(room.commit()?, index + 1);
+/// sequencer.stop()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Producer {
+    region: Region,
+    seat: Seat,
+    name: Name,
+    writer: LaneWriter,
+    enqueuer: Enqueuer,
+    base: u64,
+    number: u64,
+    attached: Attached,
+    wait: Wait,
+    /// The sequencer's turns when it was last asked for: if they move, it lives.
+    turns: u64,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl Producer {
+    /// Attaches under a name: the lane of that name if there is one whose owner is gone, else a new one.
+    ///
+    /// # Errors
+    /// A living producer has the name, all lanes are taken, the region is read-only or damaged, or no sequencer
+    /// answers within a second.
+    pub fn attach(region: &Region, name: &str) -> Result<Producer, AttachError> {
+        Self::attach_with(region, name, &AttachOptions::new())
+    }
+
+    /// As [`attach`](Self::attach), with a time-out and a way to wait.
+    pub fn attach_with(
+        region: &Region,
+        name: &str,
+        options: &AttachOptions,
+    ) -> Result<Producer, AttachError> {
+        let name = Name::new(name)?;
+        region.make_writable("a producer", &[Part::Bells, Part::Tickets])?;
+        let seat = take_seat::<OnLane>(region, name, options.timeout)?;
+        let map = region.map();
+        let entry = map.lane_entry(seat.index);
+        let ordered = entry.ordered.load(Ordering::Relaxed);
+        let released = entry.released.load(Ordering::Acquire);
+        let writer = LaneWriter::resume(&map.lane(seat.index), released, ordered).map_err(|bad| {
+            let path = region.path().into();
+            AttachError::Damaged { path, field: bad.field, found: bad.found, limit: bad.limit }
+        })?;
+        let base = entry.base.load(Ordering::Relaxed);
+        let next = ordered.wrapping_sub(base);
+        Ok(Producer {
+            writer,
+            enqueuer: Enqueuer::new(map.control().published.consumed.load(Ordering::Acquire)),
+            base,
+            number: entry.number.load(Ordering::Relaxed),
+            attached: if next == 0 { Attached::New } else { Attached::Resumed { next } },
+            wait: options.wait,
+            turns: 0,
+            region: region.clone(),
+            seat,
+            name,
+            not_sync: PhantomData,
+        })
+    }
+
+    /// Whether this name has submitted before.
+    #[must_use]
+    pub fn attached(&self) -> Attached {
+        self.attached
+    }
+
+    /// The producer's number, never reused in this region: what workers see in [`Command`](crate::Command).
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The name that it is attached under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// The per-producer index that the next submit gets.
+    #[must_use]
+    pub fn next_index(&self) -> u64 {
+        self.writer.queued().wrapping_sub(self.base)
+    }
+
+    /// The longest payload in bytes.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.region.max_payload()
+    }
+
+    /// Most commands of a batch: half of the lane's cells.
+    #[must_use]
+    pub fn max_batch(&self) -> usize {
+        (self.region.geometry().lane_cells / 2).max(1) as usize
+    }
+
+    /// Most bytes of the lane that the payloads of a batch can take: half of them. A payload of up to 40 bytes
+    /// takes none, a longer one its length rounded up to 64.
+    #[must_use]
+    pub fn max_batch_bytes(&self) -> u64 {
+        self.region.geometry().lane_bytes / 2
+    }
+
+    /// Submits a command if there is room for it, without waiting for anybody; returns its per-producer index.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; in each case nothing was submitted.
+    pub fn try_submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        self.put(kind, payload)?;
+        self.queue().map(|range| range.start)
+    }
+
+    /// Submits a command, waiting for room as long as it takes.
+    ///
+    /// # Errors
+    /// As [`try_submit`](Self::try_submit), but never [`SubmitError::Full`].
+    pub fn submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        self.waiting(None, |me| me.try_submit(kind, payload))
+    }
+
+    /// Submits a command, waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// As [`try_submit`](Self::try_submit).
+    pub fn submit_deadline(&mut self, kind: u16, payload: &[u8], at: Instant) -> Result<u64, SubmitError> {
+        self.waiting(Some(at), |me| me.try_submit(kind, payload))
+    }
+
+    /// Submits commands with one ticket, all or none, if there is room: they get consecutive places in the
+    /// order. Returns their per-producer indexes.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; in each case none was submitted.
+    pub fn try_submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+        self.check_batch(commands)?;
+        for (kind, payload) in commands {
+            self.put(*kind, payload)?;
+        }
+        self.queue()
+    }
+
+    /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room as long as it takes.
+    ///
+    /// # Errors
+    /// [`SubmitError`], but never [`SubmitError::Full`].
+    pub fn submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+        self.waiting(None, |me| me.try_submit_batch(commands))
+    }
+
+    /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn submit_batch_deadline(
+        &mut self,
+        commands: &[(u16, &[u8])],
+        at: Instant,
+    ) -> Result<Range<u64>, SubmitError> {
+        self.waiting(Some(at), |me| me.try_submit_batch(commands))
+    }
+
+    /// Reserves room for a payload of `len` bytes in the lane, to be written in place, if there is any.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
+        let room = self.reserve(len)?;
+        Ok(Claim { producer: self, room, kind })
+    }
+
+    /// As [`try_claim`](Self::try_claim), waiting for room as long as it takes.
+    ///
+    /// # Errors
+    /// [`SubmitError`], but never [`SubmitError::Full`].
+    pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
+        let room = self.waiting(None, |me| me.reserve(len))?;
+        Ok(Claim { producer: self, room, kind })
+    }
+
+    /// As [`try_claim`](Self::try_claim), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// [`SubmitError`].
+    pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
+        let room = self.waiting(Some(at), |me| me.reserve(len))?;
+        Ok(Claim { producer: self, room, kind })
+    }
+
+    /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
+    #[inline]
+    fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
+        let max = self.max_payload();
+        if len > max {
+            self.writer.abandon();
+            return Err(SubmitError::TooLarge { len, max });
+        }
+        let Producer { region, seat, writer, .. } = self;
+        let map = region.map();
+        let released = &map.lane_entry(seat.index).released;
+        match writer.reserve(&map.lane(seat.index), released, len as u32) {
+            Ok(room) => Ok(room),
+            Err(why) => {
+                writer.abandon();
+                Err(self.no_room(why))
+            }
+        }
+    }
+
+    /// Reserves room for a command and writes it.
+    #[inline]
+    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
+        let room = self.reserve(payload.len())?;
+        let map = self.region.map();
+        payload::write(map, self.seat.index, &room, payload);
+        self.writer.fill(&map.lane(self.seat.index), &room, kind, payload_digest(payload));
+        Ok(())
+    }
+
+    /// Queues one ticket for what was put: the moment in which it is submitted.
+    #[inline]
+    fn queue(&mut self) -> Result<Range<u64>, SubmitError> {
+        let first = self.next_index();
+        let count = self.writer.reserved();
+        let map = self.region.map();
+        let ticket = Ticket::Cells { lane: self.seat.index, count };
+        let void_before = &map.control().reign.void_before;
+        if self.enqueuer.enqueue(&map.tickets(), ticket, void_before).is_err() {
+            self.writer.abandon();
+            return Err(SubmitError::Closed);
+        }
+        self.writer.commit();
+        wait::wake_sequencer(map.bells(), FOR_WORK);
+        Ok(first..first + u64::from(count))
+    }
+
+    fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
+        let max = self.max_payload();
+        if let Some((_, long)) = commands.iter().find(|(_, payload)| payload.len() > max) {
+            return Err(SubmitError::TooLarge { len: long.len(), max });
+        }
+        let lane_bytes = |len: usize| {
+            if len > INLINE { (len as u64).next_multiple_of(seriatim_ring::lane::ALIGN) } else { 0 }
+        };
+        let bytes = commands.iter().map(|(_, payload)| lane_bytes(payload.len())).sum();
+        let (max_commands, max_bytes) = (self.max_batch(), self.max_batch_bytes());
+        match commands.len() {
+            0 => Err(SubmitError::EmptyBatch),
+            // One command always fits, also where rounding takes it over half of a small lane.
+            1 => Ok(()),
+            n if n > max_commands || bytes > max_bytes => {
+                Err(SubmitError::BatchTooLarge { commands: n, bytes, max_commands, max_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What a lack of room means. Asks the sequencer to look at the gates.
+    #[cold]
+    fn no_room(&mut self, why: NoRoom) -> SubmitError {
+        if let NoRoom::Damaged { found, low, high } = why {
+            return SubmitError::Damaged { found, low, high };
+        }
+        if self.region.state() != State::Open {
+            return SubmitError::Closed;
+        }
+        if self.entry().fenced.load(Ordering::Relaxed) != 0 {
+            return SubmitError::Fenced;
+        }
+        let bells = self.region.map().bells();
+        bells.want_room();
+        wait::wake_sequencer(bells, FOR_WORK);
+        SubmitError::Full(Full { by: self.held_by() })
+    }
+
+    fn entry(&self) -> &LaneEntry {
+        self.region.map().lane_entry(self.seat.index)
+    }
+
+    /// Who keeps this producer's commands from being passed.
+    fn held_by(&mut self) -> HeldBy {
+        // A sequencer that makes turns is alive: the kernel need not be asked.
+        let turns = self.region.map().control().turns.load(Ordering::Relaxed);
+        let moved = std::mem::replace(&mut self.turns, turns) != turns;
+        if !moved && !self.region.is_alive(Role::Sequencer) {
+            return HeldBy::NoSequencer;
+        }
+        let entry = self.entry();
+        let ordered = entry.ordered.load(Ordering::Relaxed) != entry.released.load(Ordering::Relaxed);
+        if ordered {
+            return self.region.held_by_worker();
+        }
+        self.region.order_held_by().unwrap_or(HeldBy::Sequencer { pid: self.region.sequencer_pid() })
+    }
+
+    /// Repeats an attempt while it finds no room.
+    fn waiting<T>(
+        &mut self,
+        deadline: Option<Instant>,
+        mut attempt: impl FnMut(&mut Self) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        let mut idle = Idle::new(self.wait);
+        loop {
+            let full = match attempt(self) {
+                Err(SubmitError::Full(full)) => full,
+                other => return other,
+            };
+            if wait::is_over(deadline) {
+                return Err(full.into());
+            }
+            if idle.step() {
+                let bell = &self.region.map().bells().producers;
+                wait::sleep(bell, FOR_WORK, deadline, || self.should_look_again());
+            }
+        }
+    }
+
+    /// Whether room came while this producer lay down; asks the sequencer, which may sleep, to look at the
+    /// gates.
+    fn should_look_again(&self) -> bool {
+        let bells = self.region.map().bells();
+        bells.want_room();
+        wait::wake_sequencer(bells, FOR_WORK);
+        let released = self.entry().released.load(Ordering::Acquire);
+        released != self.writer.released() || self.region.state() != State::Open
+    }
+
+    /// Waits until the command with this per-producer index has its place, and says where that is.
+    ///
+    /// # Errors
+    /// It was not submitted, the order closed, or the lane is fenced off.
+    pub fn wait_sequenced(&mut self, index: u64) -> Result<Sequenced, WaitError> {
+        self.wait_until(index, None)
+    }
+
+    /// As [`wait_sequenced`](Self::wait_sequenced), until the deadline.
+    ///
+    /// # Errors
+    /// [`WaitError`]; past the deadline it names who holds things up.
+    pub fn wait_sequenced_deadline(&mut self, index: u64, at: Instant) -> Result<Sequenced, WaitError> {
+        self.wait_until(index, Some(at))
+    }
+
+    fn wait_until(&mut self, index: u64, deadline: Option<Instant>) -> Result<Sequenced, WaitError> {
+        let next = self.next_index();
+        if index >= next {
+            return Err(WaitError::NotSubmitted { index, next });
+        }
+        let cell = self.base.wrapping_add(index);
+        let mut idle = Idle::new(self.wait);
+        while !has_ordered(self.entry(), cell) {
+            if self.entry().fenced.load(Ordering::Relaxed) != 0 {
+                return Err(WaitError::Fenced);
+            }
+            if self.region.state() == State::Closed && !has_ordered(self.entry(), cell) {
+                return Err(WaitError::Closed { index });
+            }
+            if wait::is_over(deadline) {
+                return Err(WaitError::Late { index, by: self.order_held_by() });
+            }
+            if idle.step() {
+                let bell = &self.region.map().bells().producers;
+                let is_there = || has_ordered(self.entry(), cell) || self.region.state() == State::Closed;
+                wait::sleep(bell, FOR_WORK, deadline, is_there);
+            }
+        }
+        Ok(find_place(self.region.map(), self.seat.index, cell).map_or(Sequenced::LongAgo, Sequenced::At))
+    }
+
+    fn order_held_by(&self) -> HeldBy {
+        self.region.order_held_by().unwrap_or(HeldBy::Sequencer { pid: self.region.sequencer_pid() })
+    }
+}
+
+/// Looks for an ordered cell's run in the ring, from the last run back.
+fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
+    let order = map.order();
+    // What was just ordered may lie beyond what is published: a turn publishes its cursor once.
+    let last =
+        (published(map.control()).1..).take_while(|&n| matches!(order.observe(n), Look::Here(_))).last();
+    let end = last.map_or(published(map.control()).1, |n| n + 1);
+    for number in (end.saturating_sub(order.slots())..end).rev() {
+        let run = match order.observe(number) {
+            Look::Here(run) => run,
+            Look::Pending => continue,
+            Look::Lapped => return None,
+        };
+        let inside = cell.wrapping_sub(run.cell);
+        if run.lane == lane && inside < u64::from(run.count) {
+            return Some(run.first.plus(inside));
+        }
+        if run.lane == lane && (inside as i64) > 0 {
+            return None;
+        }
+    }
+    None
+}
+
+/// Room in the lane for one command, to be written in place: a slice of exactly the bytes that were asked for,
+/// with whatever an earlier command left there.
+///
+/// Dropping it gives the room back; nothing is submitted.
+#[derive(Debug)]
+#[must_use = "a claim that is dropped submits nothing"]
+pub struct Claim<'a> {
+    producer: &'a mut Producer,
+    room: Room,
+    kind: u16,
+}
+
+impl Claim<'_> {
+    /// Submits the command and returns its per-producer index.
+    ///
+    /// # Errors
+    /// [`SubmitError::Closed`]; nothing is submitted then.
+    pub fn commit(self) -> Result<u64, SubmitError> {
+        let digest = payload_digest(&self);
+        let mut this = self;
+        let Claim { producer, room, kind } = &mut this;
+        let lane = producer.region.map().lane(producer.seat.index);
+        producer.writer.fill(&lane, room, *kind, digest);
+        // Dropping the claim afterwards gives back what has no ticket: nothing.
+        producer.queue().map(|range| range.start)
+    }
+}
+
+impl Deref for Claim<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        payload::room(self.producer.region.map(), self.producer.seat.index, &self.room)
+    }
+}
+
+impl DerefMut for Claim<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        payload::room_mut(self.producer.region.map(), self.producer.seat.index, &mut self.room)
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.producer.writer.abandon();
+    }
+}

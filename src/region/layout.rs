@@ -1,0 +1,214 @@
+//! Offsets and sizes of a region's sections, from its geometry alone.
+//!
+//! ```text
+//! header     identity, geometry                                   the creator, once
+//! control    Control, LaneEntry per lane, MemberEntry per worker  the sequencer
+//! order      Slot per run                                         the sequencer
+//! tickets    hint (a line of its own), words                      all producers
+//! bells      Bells                                                all
+//! own lane   LanePage, cells, bytes                               the sequencer
+//! lanes      per producer: LanePage, cells, bytes                 that producer
+//! workers    per worker: WorkerPage                               that worker
+//! ```
+//!
+//! Every section begins on a page, so that a process can have its own pages writable and no others.
+
+use std::ops::Range;
+
+use seriatim_ring::control::{Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
+use seriatim_ring::event::{OWN_BYTES, OWN_CELLS};
+use seriatim_ring::lane::Cell;
+use seriatim_ring::order::Slot;
+use seriatim_ring::tickets::SPARE_WORDS;
+
+use crate::config::Geometry;
+
+/// Sections are aligned to this; machines with larger pages are refused at creation.
+pub(crate) const PAGE: u64 = 4096;
+/// The ticket words begin this far behind the hint.
+pub(crate) const HINT_BYTES: u64 = 128;
+
+/// Where everything lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(crate) geometry: Geometry,
+    pub(crate) ticket_words: u64,
+    pub(crate) control: u64,
+    pub(crate) lane_entries: u64,
+    pub(crate) member_entries: u64,
+    pub(crate) order: u64,
+    pub(crate) tickets: u64,
+    pub(crate) bells: u64,
+    pub(crate) own_lane: u64,
+    pub(crate) lanes: u64,
+    pub(crate) lane_stride: u64,
+    pub(crate) workers: u64,
+    pub(crate) total: u64,
+}
+
+/// A part of the region that has one kind of writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Control,
+    Order,
+    Tickets,
+    Bells,
+    Lane(u16),
+    Worker(u16),
+}
+
+/// Where the parts of one lane lie.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaneLayout {
+    pub(crate) page: u64,
+    pub(crate) cells: u64,
+    pub(crate) cell_count: u64,
+    pub(crate) bytes: u64,
+    pub(crate) byte_count: u64,
+}
+
+impl LaneLayout {
+    fn new(at: u64, cell_count: u64, byte_count: u64) -> Self {
+        let cells = at + size::<LanePage>();
+        let bytes = pages(cells + cell_count * size::<Cell>());
+        LaneLayout { page: at, cells, cell_count, bytes, byte_count }
+    }
+
+    fn end(&self) -> u64 {
+        pages(self.bytes + self.byte_count)
+    }
+}
+
+const fn size<T>() -> u64 {
+    size_of::<T>() as u64
+}
+
+const fn pages(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE)
+}
+
+impl Layout {
+    /// The layout of a geometry whose values are in range; `None` if it would not fit a file.
+    pub(crate) fn new(geometry: Geometry) -> Option<Self> {
+        let Geometry { order_slots, lane_cells, lane_bytes, producers, workers } = geometry;
+        // More words than cells: a producer with room in its lane finds room for its ticket.
+        let ticket_words = (producers * lane_cells + SPARE_WORDS).next_power_of_two();
+        let control = PAGE;
+        let lane_entries = control + size::<Control>();
+        let member_entries = lane_entries + (producers + 1) * size::<LaneEntry>();
+        let order = pages(member_entries + workers * size::<MemberEntry>());
+        let tickets = pages(order + order_slots * size::<Slot>());
+        let bells = pages(tickets + HINT_BYTES + ticket_words * 8);
+        let own_lane = bells + PAGE;
+        let lanes = LaneLayout::new(own_lane, OWN_CELLS, OWN_BYTES).end();
+        let lane_stride = LaneLayout::new(0, lane_cells, lane_bytes).end();
+        let at_workers = producers.checked_mul(lane_stride)?.checked_add(lanes)?;
+        let total = at_workers.checked_add(workers * size::<WorkerPage>())?;
+        (total < 1 << 62).then_some(Layout {
+            geometry,
+            ticket_words,
+            control,
+            lane_entries,
+            member_entries,
+            order,
+            tickets,
+            bells,
+            own_lane,
+            lanes,
+            lane_stride,
+            workers: at_workers,
+            total,
+        })
+    }
+
+    /// Where lane `lane` lies; lane 0 is the sequencer's own.
+    #[inline]
+    pub(crate) fn lane(&self, lane: u16) -> LaneLayout {
+        if lane == 0 {
+            return LaneLayout::new(self.own_lane, OWN_CELLS, OWN_BYTES);
+        }
+        let at = self.lanes + (u64::from(lane) - 1) * self.lane_stride;
+        LaneLayout::new(at, self.geometry.lane_cells, self.geometry.lane_bytes)
+    }
+
+    /// Where the page of worker `slot` lies.
+    #[inline]
+    pub(crate) fn worker(&self, slot: u16) -> u64 {
+        self.workers + u64::from(slot) * size::<WorkerPage>()
+    }
+
+    /// The pages of a part.
+    pub(crate) fn range(&self, part: Part) -> Range<u64> {
+        match part {
+            Part::Control => self.control..self.order,
+            Part::Order => self.order..self.tickets,
+            Part::Tickets => self.tickets..self.bells,
+            Part::Bells => self.bells..self.own_lane,
+            Part::Lane(lane) => self.lane(lane).page..self.lane(lane).end(),
+            Part::Worker(slot) => self.worker(slot)..self.worker(slot + 1),
+        }
+    }
+
+    /// The sections for people: name, place, and who writes them.
+    pub(crate) fn sections(&self) -> Vec<Section> {
+        let section = |name, range: Range<u64>, writer| Section {
+            name,
+            offset: range.start,
+            bytes: range.end - range.start,
+            writer,
+        };
+        vec![
+            section("header", 0..self.control, "creator"),
+            section("control", self.range(Part::Control), "sequencer"),
+            section("order", self.range(Part::Order), "sequencer"),
+            section("tickets", self.range(Part::Tickets), "producers"),
+            section("bells", self.range(Part::Bells), "all"),
+            section("own lane", self.range(Part::Lane(0)), "sequencer"),
+            section("lanes", self.lanes..self.workers, "each its producer"),
+            section("workers", self.workers..self.total, "each its worker"),
+        ]
+    }
+}
+
+/// A section of a region, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// What it is called.
+    pub name: &'static str,
+    /// Where it begins, in bytes from the start of the file.
+    pub offset: u64,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// Who writes it.
+    pub writer: &'static str,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: Geometry =
+        Geometry { order_slots: 2, lane_cells: 2, lane_bytes: 128, producers: 3, workers: 2 };
+
+    #[test]
+    fn sections_follow_each_other_on_pages() {
+        let layout = Layout::new(SMALL).unwrap();
+        let sections = layout.sections();
+        for pair in sections.windows(2) {
+            assert_eq!(pair[0].offset + pair[0].bytes, pair[1].offset);
+            assert_eq!(pair[1].offset % PAGE, 0);
+        }
+        let last = sections.last().unwrap();
+        assert_eq!(last.offset + last.bytes, layout.total);
+    }
+
+    #[test]
+    fn lanes_and_workers_follow_each_other() {
+        let layout = Layout::new(SMALL).unwrap();
+        assert_eq!(layout.range(Part::Lane(1)).start, layout.lanes);
+        assert_eq!(layout.range(Part::Lane(0)).end, layout.lanes);
+        assert_eq!(layout.range(Part::Lane(1)).end, layout.range(Part::Lane(2)).start);
+        assert_eq!(layout.range(Part::Lane(3)).end, layout.workers);
+        assert_eq!(layout.range(Part::Worker(1)).end, layout.total);
+    }
+}

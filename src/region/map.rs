@@ -1,0 +1,243 @@
+//! The mapping and its typed views: the only file that talks to mmap and the only one that makes references
+//! into a region.
+//!
+//! Invariants that the safety comments name:
+//!
+//! - **\[M1\]** The mapping is `layout.total` bytes long, page-aligned, and lives as long as the `Map`.
+//! - **\[M2\]** Every offset comes from [`Layout`], which keeps sections inside `total` and aligned.
+//! - **\[M3\]** What is seen through typed views is atomic words only: any bytes are valid, and other processes
+//!   may write them at any time.
+//!
+//! A region is mapped read-only. A party makes the pages that it writes writable when it attaches, so a wild
+//! store faults in the process that makes it.
+
+use std::fs::File;
+use std::io;
+use std::ptr::NonNull;
+
+use memmap2::{MmapOptions, MmapRaw};
+use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
+use seriatim_ring::lane::{Cell, Lane, Place};
+use seriatim_ring::order::{Order, Slot};
+use seriatim_ring::sequencer::Shared;
+use seriatim_ring::sync::AtomicU64;
+use seriatim_ring::tickets::Tickets;
+
+use super::layout::{HINT_BYTES, Layout, Part};
+
+/// Types that consist of atomic words.
+///
+/// # Safety
+/// Every bit pattern is a valid value, and all bytes lie in atomics (or padding that nobody reads).
+unsafe trait Words {}
+
+// SAFETY: atomics and padding only; see the definitions in `seriatim_ring`.
+unsafe impl Words for Control {}
+// SAFETY: as above.
+unsafe impl Words for LaneEntry {}
+// SAFETY: as above.
+unsafe impl Words for MemberEntry {}
+// SAFETY: as above.
+unsafe impl Words for Slot {}
+// SAFETY: as above.
+unsafe impl Words for Bells {}
+// SAFETY: as above.
+unsafe impl Words for LanePage {}
+// SAFETY: as above.
+unsafe impl Words for Cell {}
+// SAFETY: as above.
+unsafe impl Words for WorkerPage {}
+// SAFETY: an atomic word.
+unsafe impl Words for AtomicU64 {}
+
+/// A region in memory.
+#[derive(Debug)]
+pub(crate) struct Map {
+    base: NonNull<u8>,
+    layout: Layout,
+    /// Keeps the mapping.
+    raw: MmapRaw,
+}
+
+// SAFETY: [M3] all access through `&Map` is by atomic words; raw pointers are handed to `payload`, which argues
+// for itself.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Maps a file of `layout.total` bytes, read-only unless `writable`.
+    pub(crate) fn new(file: &File, layout: Layout, writable: bool) -> io::Result<Map> {
+        let len = usize::try_from(layout.total).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let mut options = MmapOptions::new();
+        options.len(len);
+        let raw = if writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
+        // The mapping of a non-empty file is never at address 0.
+        let base =
+            NonNull::new(raw.as_mut_ptr()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok(Map { base, layout, raw })
+    }
+
+    /// Touches every page for writing, so that none is missing later.
+    pub(crate) fn populate(&self) -> io::Result<()> {
+        // From Linux 5.14; before that the first use of a page takes a fault, and nothing else changes.
+        match self.raw.advise(memmap2::Advice::PopulateWrite) {
+            Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Makes the pages of a part writable in this mapping. Needs a descriptor that was opened for writing.
+    pub(crate) fn make_writable(&self, part: Part) -> io::Result<()> {
+        self.protect(part, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Makes the pages of a part unreadable in this mapping: for tests that show who reads what.
+    #[cfg(test)]
+    pub(crate) fn make_unreadable(&self, part: Part) -> io::Result<()> {
+        self.protect(part, libc::PROT_NONE)
+    }
+
+    fn protect(&self, part: Part, protection: libc::c_int) -> io::Result<()> {
+        let range = self.layout.range(part);
+        let start = self.pointer(range.start).as_ptr().cast();
+        let len = (range.end - range.start) as usize;
+        // SAFETY: [M1, M2] the range is pages of this mapping. Taking rights away (in tests) can make an access
+        // fault, which is not undefined behaviour of this call.
+        if unsafe { libc::mprotect(start, len, protection) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    #[inline]
+    fn pointer(&self, offset: u64) -> NonNull<u8> {
+        debug_assert!(offset < self.layout.total);
+        // SAFETY: [M1, M2] the offset lies inside the mapping.
+        unsafe { self.base.add(offset as usize) }
+    }
+
+    #[inline]
+    fn one<T: Words>(&self, offset: u64) -> &T {
+        &self.many(offset, 1)[0]
+    }
+
+    #[inline]
+    fn many<T: Words>(&self, offset: u64, count: u64) -> &[T] {
+        debug_assert!(offset + count * size_of::<T>() as u64 <= self.layout.total);
+        debug_assert!(offset.is_multiple_of(align_of::<T>() as u64));
+        // SAFETY: [M1, M2] the slice lies inside the mapping, aligned; [M3] any bytes are valid and only atomic
+        // words are shared; it borrows from `self`, which keeps the mapping.
+        unsafe { NonNull::slice_from_raw_parts(self.pointer(offset).cast(), count as usize).as_ref() }
+    }
+
+    #[inline]
+    pub(crate) fn control(&self) -> &Control {
+        self.one(self.layout.control)
+    }
+
+    /// The sequencer's entries for the lanes; number 0 is its own lane.
+    #[inline]
+    pub(crate) fn lane_entries(&self) -> &[LaneEntry] {
+        self.many(self.layout.lane_entries, self.layout.geometry.producers + 1)
+    }
+
+    #[inline]
+    pub(crate) fn lane_entry(&self, lane: u16) -> &LaneEntry {
+        &self.lane_entries()[usize::from(lane)]
+    }
+
+    #[inline]
+    pub(crate) fn members(&self) -> &[MemberEntry] {
+        self.many(self.layout.member_entries, self.layout.geometry.workers)
+    }
+
+    #[inline]
+    pub(crate) fn order(&self) -> Order<'_> {
+        Order::new(self.many(self.layout.order, self.layout.geometry.order_slots))
+    }
+
+    #[inline]
+    pub(crate) fn tickets(&self) -> Tickets<'_> {
+        let words = self.many(self.layout.tickets + HINT_BYTES, self.layout.ticket_words);
+        Tickets::new(self.one(self.layout.tickets), words)
+    }
+
+    #[inline]
+    pub(crate) fn bells(&self) -> &Bells {
+        self.one(self.layout.bells)
+    }
+
+    #[inline]
+    pub(crate) fn lane_page(&self, lane: u16) -> &LanePage {
+        self.one(self.layout.lane(lane).page)
+    }
+
+    /// Lane `lane`, which exists: numbers from the region are checked against the geometry before.
+    #[inline]
+    pub(crate) fn lane(&self, lane: u16) -> Lane<'_> {
+        let at = self.layout.lane(lane);
+        let page: &LanePage = self.one(at.page);
+        Lane::new(&page.claimed, self.many(at.cells, at.cell_count), self.many(at.bytes, at.byte_count / 8))
+    }
+
+    #[inline]
+    pub(crate) fn worker_pages(&self) -> &[WorkerPage] {
+        self.many(self.layout.workers, self.layout.geometry.workers)
+    }
+
+    #[inline]
+    pub(crate) fn worker_page(&self, slot: u16) -> &WorkerPage {
+        self.one(self.layout.worker(slot))
+    }
+
+    /// Everything that a sequencer works on.
+    #[inline]
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        Shared {
+            control: self.control(),
+            lanes: self.lane_entries(),
+            members: self.members(),
+            workers: self.worker_pages(),
+            order: self.order(),
+            tickets: self.tickets(),
+            own: self.lane(0),
+            bells: self.bells(),
+            lane_cells: self.layout.geometry.lane_cells,
+        }
+    }
+
+    /// Where the payload at `place` of cell `cell` begins. The place lies inside the lane: it was reserved by
+    /// [`LaneWriter`](seriatim_ring::lane::LaneWriter) or checked by [`Lane::read`].
+    #[inline]
+    pub(crate) fn payload(&self, lane: u16, cell: u64, place: Place) -> NonNull<u8> {
+        let at = self.layout.lane(lane);
+        match place {
+            Place::Cell => {
+                let slot = cell & (at.cell_count - 1);
+                self.pointer(at.cells + slot * size_of::<Cell>() as u64 + Cell::INLINE_OFFSET as u64)
+            }
+            Place::Bytes(offset) => self.pointer(at.bytes + offset as u64),
+        }
+    }
+}
+
+/// A file of nothing but shared words, mapped whole.
+#[derive(Debug)]
+pub(crate) struct WordMap {
+    raw: MmapRaw,
+}
+
+impl WordMap {
+    pub(crate) fn new(file: &File) -> io::Result<WordMap> {
+        Ok(WordMap { raw: MmapOptions::new().map_raw(file)? })
+    }
+
+    #[inline]
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        // SAFETY: the mapping is page-aligned and as long as it says, any bytes are valid words, all access is
+        // atomic, and the slice borrows from what keeps the mapping.
+        unsafe { std::slice::from_raw_parts(self.raw.as_ptr().cast(), self.raw.len() / 8) }
+    }
+}

@@ -1,0 +1,366 @@
+//! [`Region`]: the one mapped file and all that is in it.
+
+pub(crate) mod header;
+pub(crate) mod inspect;
+pub(crate) mod layout;
+pub(crate) mod map;
+pub(crate) mod snapshot;
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use seriatim_ring::Seq;
+
+use crate::config::{Config, Geometry};
+use crate::error::{AttachError, CreateError, RemoveError};
+use crate::liveness::{self, Role};
+use crate::sys;
+use header::{HEADER_BYTES, Identity, Uuid, VERSION};
+use layout::{Layout, PAGE, Part};
+use map::Map;
+
+/// A region that this process has opened.
+///
+/// Cloning it shares the mapping. The mapping is read-only but for the pages of the parties that were attached
+/// through it. A region stays usable while its file has lost its name; it ends with the last process that has
+/// it open.
+///
+/// ```
+/// use seriatim::{Config, Region};
+///
+/// let region = Region::anonymous(&Config::new().producers(1).lane_bytes(4096))?;
+/// assert_eq!(region.max_payload(), 2048);
+/// let again = Region::attach(region.path())?;
+/// assert_eq!(again.uuid(), region.uuid());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Region(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    map: Map,
+    /// Holds no locks: the living are probed through it.
+    file: File,
+    path: PathBuf,
+    identity: Identity,
+    writable: bool,
+}
+
+impl Region {
+    /// Makes a region at `path`, completely or not at all, and opens it.
+    ///
+    /// The file gets all its pages at once and its name last, so nobody ever sees a part of it. tmpfs
+    /// (`/dev/shm`) is the place for it; on a disk the kernel would write its pages back now and then.
+    ///
+    /// # Errors
+    /// A value out of range, a name that exists, a file system without the room (then nothing is left), or a
+    /// system call that fails.
+    pub fn create(path: impl AsRef<Path>, config: &Config) -> Result<Region, CreateError> {
+        let path = std::path::absolute(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
+        let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
+        if path.symlink_metadata().is_ok() {
+            return Err(CreateError::Exists { path });
+        }
+        let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+        let new = NewFile::in_dir(dir).map_err(io_error(&path, "create"))?;
+        let identity = format(&new.file, &path, config, layout)?;
+        new.publish(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.clone() },
+            _ => io_error(&path, "name")(e),
+        })?;
+        let file = new.file.try_clone().map_err(io_error(&path, "open"))?;
+        Self::open_new(file, path, identity, layout)
+    }
+
+    /// Makes a region without a name, sealed against truncation, and opens it. Other processes attach through
+    /// [`path`](Self::path), which is `/proc/<pid>/fd/<n>` of this process, while it lives.
+    ///
+    /// # Errors
+    /// A value out of range, or a system call that fails.
+    pub fn anonymous(config: &Config) -> Result<Region, CreateError> {
+        let path = PathBuf::from("anonymous region");
+        let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
+        let file = sys::memory_file("seriatim").map_err(io_error(&path, "create"))?;
+        let identity = format(&file, &path, config, layout)?;
+        sys::seal_length(&file).map_err(io_error(&path, "seal"))?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let path = PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()));
+        Self::open_new(file, path, identity, layout)
+    }
+
+    fn open_new(
+        file: File,
+        path: PathBuf,
+        identity: Identity,
+        layout: Layout,
+    ) -> Result<Region, CreateError> {
+        let map = Map::new(&file, layout, false).map_err(io_error(&path, "map"))?;
+        Ok(Region(Arc::new(Inner { map, file, path, identity, writable: true })))
+    }
+
+    /// Opens a region, for writing if the file's rights allow it, else for reading.
+    ///
+    /// # Errors
+    /// A file that is missing, may not be read, is no region, is of another version, damaged, truncated, or
+    /// left from another boot of the machine. Nothing is written.
+    pub fn attach(path: impl AsRef<Path>) -> Result<Region, AttachError> {
+        Self::open(path.as_ref(), true)
+    }
+
+    /// Opens a region for reading only, whatever the rights: for looking at it.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach).
+    pub fn attach_read_only(path: impl AsRef<Path>) -> Result<Region, AttachError> {
+        Self::open(path.as_ref(), false)
+    }
+
+    fn open(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        let (file, writable) = open_file(&path, for_writing)?;
+        let header = read_header(&file).map_err(AttachError::io(&path, "read"))?;
+        let (identity, layout) =
+            Identity::decode(&header).map_err(|source| AttachError::Header { path: path.clone(), source })?;
+        let found = file.metadata().map_err(AttachError::io(&path, "look at"))?.len();
+        if found != layout.total {
+            return Err(AttachError::Length { path, found, expected: layout.total });
+        }
+        let boot =
+            Uuid(sys::kernel_uuid("boot_id").map_err(AttachError::io(&path, "learn the boot id for"))?);
+        if identity.boot_id != boot {
+            let (found, expected) = (identity.boot_id.to_string(), boot.to_string());
+            return Err(AttachError::OtherBoot { path, found, expected });
+        }
+        let map = Map::new(&file, layout, false).map_err(AttachError::io(&path, "map"))?;
+        Ok(Region(Arc::new(Inner { map, file, path, identity, writable })))
+    }
+
+    /// Removes the file of a region that nobody is attached to.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach); or parties are alive, who are then named; or the file may not be removed.
+    pub fn remove(path: impl AsRef<Path>) -> Result<(), RemoveError> {
+        let region = Self::attach_read_only(path.as_ref())?;
+        let parties = region.snapshot().living();
+        if !parties.is_empty() {
+            return Err(RemoveError::InUse { path: region.path().into(), parties });
+        }
+        fs::remove_file(path.as_ref())
+            .map_err(|source| RemoveError::Io { path: path.as_ref().into(), source })
+    }
+
+    /// The path that it was opened by, absolute; of an anonymous region one that other processes can use.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// The region's number, drawn at random when it was made.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.0.identity.uuid
+    }
+
+    /// What it is made of.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.0.identity.geometry
+    }
+
+    /// All that its header says.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        &self.0.identity
+    }
+
+    /// Whether parties can be attached through this handle.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.0.writable
+    }
+
+    /// The longest payload of a command in bytes.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        seriatim_ring::lane::max_payload(self.geometry().lane_bytes) as usize
+    }
+
+    /// The highest index that a region has room to name.
+    pub const MAX_INDEX: Seq = Seq::MAX;
+
+    #[inline]
+    pub(crate) fn map(&self) -> &Map {
+        &self.0.map
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.0.file
+    }
+
+    /// Whether the party in a role is alive. A probe that fails (it cannot, on a file that is open) counts as
+    /// life: nobody is taken for dead on an error.
+    pub(crate) fn is_alive(&self, role: Role) -> bool {
+        liveness::is_alive(&self.0.file, role).unwrap_or(true)
+    }
+
+    /// Makes parts writable for a party that is about to attach.
+    pub(crate) fn make_writable(&self, what: &'static str, parts: &[Part]) -> Result<(), AttachError> {
+        if !self.is_writable() {
+            return Err(AttachError::ReadOnly { path: self.path().into(), what });
+        }
+        for &part in parts {
+            self.map().make_writable(part).map_err(AttachError::io(self.path(), "make writable"))?;
+        }
+        Ok(())
+    }
+}
+
+fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> CreateError {
+    move |source| CreateError::Io { path: path.into(), what, source }
+}
+
+/// A file that becomes visible when it is complete: without a name where the file system can do that, else
+/// under a name that is removed if the work is not finished.
+struct NewFile {
+    file: File,
+    temporary: Option<PathBuf>,
+}
+
+impl NewFile {
+    fn in_dir(dir: &Path) -> io::Result<Self> {
+        match sys::unnamed_file(dir) {
+            Ok(file) => Ok(NewFile { file, temporary: None }),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR)) => {
+                let name = format!(".seriatim-{}-{:x}", std::process::id(), sys::kernel_uuid("uuid")?);
+                let path = dir.join(name);
+                let file = File::options().read(true).write(true).create_new(true).open(&path)?;
+                Ok(NewFile { file, temporary: Some(path) })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn publish(&self, path: &Path) -> io::Result<()> {
+        match &self.temporary {
+            None => sys::link_unnamed(&self.file, path),
+            Some(temporary) => fs::hard_link(temporary, path),
+        }
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(temporary) = &self.temporary {
+            // Best effort: the file is of no use to anybody.
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}
+
+/// Reserves the pages of a new file and writes what a region begins with.
+fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<Identity, CreateError> {
+    let page = sys::page_size();
+    if page != PAGE {
+        return Err(CreateError::PageSize { found: page, expected: PAGE });
+    }
+    let free = sys::bytes_free(file).unwrap_or(0);
+    sys::reserve(file, layout.total).map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
+            CreateError::NoSpace { path: path.into(), wanted: layout.total, free }
+        }
+        _ => io_error(path, "reserve the pages of")(e),
+    })?;
+    let map = Map::new(file, layout, true).map_err(io_error(path, "map"))?;
+    if config.pretouch {
+        map.populate().map_err(io_error(path, "touch the pages of"))?;
+    }
+    map.control().start_at(Seq::new(config.first_index), 0);
+    let uuid = |which| sys::kernel_uuid(which).map(Uuid).map_err(io_error(path, "draw a number for"));
+    let identity = Identity {
+        version: VERSION,
+        uuid: uuid("uuid")?,
+        boot_id: uuid("boot_id")?,
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
+        geometry: layout.geometry,
+        without_workers: config.without_workers,
+        first_index: config.first_index,
+        file_bytes: layout.total,
+    };
+    file.write_all_at(&identity.encode(), 0).map_err(io_error(path, "write the header of"))?;
+    if let Some(gid) = config.group {
+        sys::set_group(file, gid).map_err(io_error(path, "set the group of"))?;
+    }
+    // After the group, for changing that takes bits away; not through the open call, which masks them.
+    file.set_permissions(fs::Permissions::from_mode(config.mode))
+        .map_err(io_error(path, "set the mode of"))?;
+    Ok(identity)
+}
+
+/// Opens a regular file; whether for writing.
+fn open_file(path: &Path, for_writing: bool) -> Result<(File, bool), AttachError> {
+    use std::os::unix::fs::OpenOptionsExt;
+    // A pipe or device of that name must not make anybody wait.
+    let open = |write| File::options().read(true).write(write).custom_flags(libc::O_NONBLOCK).open(path);
+    let (file, writable) = match open(for_writing) {
+        Ok(file) => (file, for_writing),
+        Err(e) if for_writing && is_refusal(&e) => (open(false).map_err(|e| refused(path, e))?, false),
+        Err(e) => return Err(refused(path, e)),
+    };
+    let kind = file.metadata().map_err(AttachError::io(path, "look at"))?.file_type();
+    if kind.is_file() {
+        return Ok((file, writable));
+    }
+    Err(AttachError::NotAFile { path: path.into(), found: kind_name(kind) })
+}
+
+fn kind_name(kind: fs::FileType) -> &'static str {
+    match kind {
+        kind if kind.is_dir() => "a directory",
+        kind if kind.is_fifo() => "a pipe",
+        kind if kind.is_socket() => "a socket",
+        _ => "a device",
+    }
+}
+
+fn is_refusal(e: &io::Error) -> bool {
+    matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::EROFS | libc::ETXTBSY | libc::EISDIR))
+}
+
+fn refused(path: &Path, e: io::Error) -> AttachError {
+    if e.kind() == io::ErrorKind::NotFound {
+        return AttachError::NotFound { path: path.into() };
+    }
+    match path.metadata() {
+        Ok(file) if is_refusal(&e) && !file.is_file() => {
+            AttachError::NotAFile { path: path.into(), found: kind_name(file.file_type()) }
+        }
+        Ok(file) if is_refusal(&e) => AttachError::Rights {
+            path: path.into(),
+            what: "read",
+            owner: file.uid(),
+            mode: file.permissions().mode() & 0o7777,
+        },
+        _ => AttachError::Io { path: path.into(), what: "open", source: e },
+    }
+}
+
+/// The header's bytes, as many as there are.
+fn read_header(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    let mut got = 0;
+    while got < bytes.len() {
+        match file.read_at(&mut bytes[got..], got as u64) {
+            Ok(0) => break,
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    bytes.truncate(got);
+    Ok(bytes)
+}

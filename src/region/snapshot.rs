@@ -1,0 +1,269 @@
+//! [`Snapshot`]: all that can be seen of a region at a glance, without touching it.
+
+use std::fmt;
+
+use seriatim_ring::Seq;
+use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, Party};
+use seriatim_ring::sequencer::{gate, published};
+use seriatim_ring::sync::{AtomicU64, Ordering};
+
+use super::Region;
+use crate::Digest;
+use crate::error::HeldBy;
+use crate::liveness::Role;
+use crate::name::Name;
+
+/// Whether the order takes submits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum State {
+    /// It does.
+    Open,
+    /// No longer; what was submitted is being ordered.
+    Closing,
+    /// The end is in the order.
+    Closed,
+    /// The last index is used up.
+    Exhausted,
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            State::Open => "open",
+            State::Closing => "closing",
+            State::Closed => "closed",
+            State::Exhausted => "exhausted",
+        })
+    }
+}
+
+/// Who a party is.
+#[derive(Clone, Debug)]
+pub struct PartyStatus {
+    /// Its name; empty for a sequencer.
+    pub name: String,
+    /// Its process, as it says itself.
+    pub pid: u32,
+    /// Whether its lock is held: it lives, though it may be stopped.
+    pub alive: bool,
+    /// Whether the sequencer counts it in.
+    pub attached: bool,
+}
+
+/// A producer's lane.
+#[derive(Clone, Debug)]
+pub struct ProducerStatus {
+    /// Index of its lane.
+    pub slot: u16,
+    /// The producer's number.
+    pub number: u64,
+    /// Who it is.
+    pub party: PartyStatus,
+    /// Per-producer index of its next command to be ordered.
+    pub next: u64,
+    /// Per-producer index before which its room is free again.
+    pub released: u64,
+    /// It queued a ticket that could not be right and is no longer heard.
+    pub fenced: bool,
+}
+
+/// A worker.
+#[derive(Clone, Debug)]
+pub struct WorkerStatus {
+    /// Its slot.
+    pub slot: u16,
+    /// The member's number.
+    pub number: u64,
+    /// Who it is.
+    pub party: PartyStatus,
+    /// Its cursor: everything before it is done.
+    pub next: Seq,
+    /// How many published commands it has not passed.
+    pub lag: u64,
+    /// The digest of all before its cursor; `None` if it moved too fast to be read whole.
+    pub digest: Option<Digest>,
+    /// It is the slowest: what it has not passed is not free for anybody.
+    pub gating: bool,
+}
+
+/// What a region looks like at a glance. Each number was read once; they are not of one moment.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// Whether the order takes submits.
+    pub state: State,
+    /// How often a sequencer has taken over, the first time included.
+    pub epoch: u64,
+    /// The next index.
+    pub next: Seq,
+    /// How many runs the order has.
+    pub runs: u64,
+    /// Everything before this is free.
+    pub anchor: Seq,
+    /// The digest of all before the anchor.
+    pub anchor_digest: Option<Digest>,
+    /// Tickets that are in and not taken.
+    pub tickets_waiting: u64,
+    /// The sequencer, if there ever was one.
+    pub sequencer: Option<PartyStatus>,
+    /// Producers, dead or alive, that own a lane.
+    pub producers: Vec<ProducerStatus>,
+    /// Workers that gate or are alive.
+    pub workers: Vec<WorkerStatus>,
+    /// What holds the order back, if anything does.
+    pub held_by: Option<HeldBy>,
+}
+
+impl Snapshot {
+    /// Everybody who is alive, as text.
+    #[must_use]
+    pub fn living(&self) -> Vec<String> {
+        let named = |what: &str, p: &PartyStatus| {
+            p.alive
+                .then(|| if p.name.is_empty() { what.into() } else { format!("{what} {:?}", p.name) })
+                .map(|text: String| format!("{text} (pid {})", p.pid))
+        };
+        let sequencer = self.sequencer.iter().filter_map(|p| named("sequencer", p));
+        let producers = self.producers.iter().filter_map(|p| named("producer", &p.party));
+        let workers = self.workers.iter().filter_map(|w| named("worker", &w.party));
+        sequencer.chain(producers).chain(workers).collect()
+    }
+}
+
+impl Region {
+    /// Reads what can be seen of the region: needs read rights only, gates nobody, changes nothing.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        let map = self.map();
+        let control = map.control();
+        let (next, runs) = published(control);
+        let anchor = read_pair(|| control.anchor.load());
+        let consumed = control.published.consumed.load(Ordering::Relaxed);
+        let epoch = control.reign.epoch.load(Ordering::Relaxed);
+        Snapshot {
+            state: self.state(),
+            epoch,
+            next,
+            runs,
+            anchor: anchor.map_or(control.anchor.position(), |(at, _)| at),
+            anchor_digest: anchor.map(|(_, [digest, _])| Digest(digest)),
+            tickets_waiting: map.tickets().tail(consumed).wrapping_sub(consumed),
+            sequencer: (epoch > 0).then(|| self.sequencer_status()),
+            producers: (1..=self.geometry().producers as u16)
+                .filter_map(|l| self.producer_status(l))
+                .collect(),
+            workers: self.worker_statuses(next),
+            held_by: self.order_held_by(),
+        }
+    }
+
+    pub(crate) fn state(&self) -> State {
+        match self.map().control().reign.state() {
+            CLOSING => State::Closing,
+            CLOSED => State::Closed,
+            EXHAUSTED => State::Exhausted,
+            _ => State::Open,
+        }
+    }
+
+    fn sequencer_status(&self) -> PartyStatus {
+        let alive = self.is_alive(Role::Sequencer);
+        PartyStatus { name: String::new(), pid: self.sequencer_pid(), alive, attached: alive }
+    }
+
+    pub(crate) fn sequencer_pid(&self) -> u32 {
+        self.map().control().reign.pid.load(Ordering::Relaxed)
+    }
+
+    fn party_status(&self, party: &Party, name: Name, role: Role, attached: bool) -> PartyStatus {
+        let pid = party.pid.load(Ordering::Relaxed) as u32;
+        PartyStatus { name: name.to_string(), pid, alive: self.is_alive(role), attached }
+    }
+
+    fn producer_status(&self, lane: u16) -> Option<ProducerStatus> {
+        let entry = self.map().lane_entry(lane);
+        let number = entry.number.load(Ordering::Relaxed);
+        let base = entry.base.load(Ordering::Relaxed);
+        let from_base = |cell: &AtomicU64| cell.load(Ordering::Relaxed).wrapping_sub(base);
+        (number > 0).then(|| ProducerStatus {
+            slot: lane,
+            number,
+            party: self.party_status(
+                &self.map().lane_page(lane).party,
+                Name::from_words(entry.name.load()),
+                Role::Lane(lane),
+                true,
+            ),
+            next: from_base(&entry.ordered),
+            // What a former owner of the lane had outstanding lies before the base.
+            released: (from_base(&entry.released) as i64).max(0) as u64,
+            fenced: entry.fenced.load(Ordering::Relaxed) != 0,
+        })
+    }
+
+    fn worker_statuses(&self, next: Seq) -> Vec<WorkerStatus> {
+        let slowest = self.slowest_worker().map(|(slot, _)| slot);
+        (0..self.geometry().workers as u16)
+            .filter_map(|slot| {
+                let (member, page) = (&self.map().members()[usize::from(slot)], self.map().worker_page(slot));
+                let attached = member.state.load(Ordering::Relaxed) == control::LIVE;
+                let name = if attached { member.name.load() } else { page.party.name.load() };
+                let party =
+                    self.party_status(&page.party, Name::from_words(name), Role::Worker(slot), attached);
+                let cursor = if attached { gate(member, page) } else { next };
+                let digest = read_pair(|| page.cursor.load()).filter(|(at, _)| *at == cursor);
+                let digest = digest.map(|(_, [digest])| Digest(digest));
+                let (number, gating) = (member.number.load(Ordering::Relaxed), slowest == Some(slot));
+                let lag = next.since(cursor);
+                (attached || party.alive).then_some(WorkerStatus {
+                    slot,
+                    number,
+                    party,
+                    next: cursor,
+                    lag,
+                    digest,
+                    gating,
+                })
+            })
+            .collect()
+    }
+
+    /// The live worker that has come least far.
+    fn slowest_worker(&self) -> Option<(u16, Seq)> {
+        let map = self.map();
+        let gates = map.members().iter().zip(map.worker_pages()).enumerate();
+        gates
+            .filter(|(_, (member, _))| member.state.load(Ordering::Relaxed) == control::LIVE)
+            .map(|(slot, (member, page))| (slot as u16, gate(member, page)))
+            .min_by_key(|&(_, at)| at)
+    }
+
+    /// The slowest worker as a culprit, or that there is none.
+    pub(crate) fn held_by_worker(&self) -> HeldBy {
+        let Some((slot, at)) = self.slowest_worker() else { return HeldBy::NoWorker };
+        let party = &self.map().worker_page(slot).party;
+        HeldBy::Worker {
+            slot,
+            name: Name::from_words(self.map().members()[usize::from(slot)].name.load()),
+            pid: party.pid.load(Ordering::Relaxed) as u32,
+            lag: published(self.map().control()).0.since(at),
+        }
+    }
+
+    /// What holds the order as a whole back: no sequencer, or an order ring full behind the slowest gate.
+    pub(crate) fn order_held_by(&self) -> Option<HeldBy> {
+        if !self.is_alive(Role::Sequencer) {
+            return Some(HeldBy::NoSequencer);
+        }
+        let control = self.map().control();
+        let oldest = read_pair(|| control.anchor.load()).map(|(_, [_, run])| run)?;
+        let full = published(control).1.wrapping_sub(oldest) >= self.geometry().order_slots;
+        full.then(|| self.held_by_worker())
+    }
+}
+
+/// Reads a pair that may move meanwhile.
+fn read_pair<T>(mut load: impl FnMut() -> Option<T>) -> Option<T> {
+    (0..64).find_map(|_| load())
+}

@@ -1,0 +1,174 @@
+//! The system calls that nothing else wraps: futex, open-file-description locks, reserving pages, memfd.
+//!
+//! Each is one unsafe block with plain arguments; everything about mappings is in `region/map.rs`.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::time::Duration;
+
+use seriatim_ring::sync::AtomicU32;
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Sleeps while `word` is `seen`, for `timeout` at most; any return is a reason to look again.
+pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // Not FUTEX_PRIVATE: the word is shared between processes.
+    // SAFETY: the word lives for the call and `time` is a valid timespec; the kernel only reads both.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time) };
+}
+
+/// Wakes all who sleep on `word`, in any process.
+pub(crate) fn futex_wake_all(word: &AtomicU32) {
+    // SAFETY: the kernel uses the address of the word as a key and touches nothing.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+fn lock_of(byte: i64) -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: byte,
+        l_len: 1,
+        // The kernel wants 0 for open-file-description locks.
+        l_pid: 0,
+    }
+}
+
+/// Takes the lock of a byte for the open description behind `file`; `false` if another one has it.
+pub(crate) fn try_lock(file: &File, byte: i64) -> io::Result<bool> {
+    let lock = lock_of(byte);
+    // SAFETY: `lock` is a valid flock for the call, which only reads it.
+    let result = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) });
+    match result {
+        Ok(_) => Ok(true),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whether another open description than the one behind `file` has the lock of a byte.
+pub(crate) fn is_locked(file: &File, byte: i64) -> io::Result<bool> {
+    let mut lock = lock_of(byte);
+    // SAFETY: `lock` is a valid flock for the call, which reads and writes it.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(lock.l_type != libc::F_UNLCK as libc::c_short)
+}
+
+/// Opens the file behind a descriptor once more: the same file, whatever its path names now, with an open
+/// description, and so with locks, of its own.
+pub(crate) fn reopen(file: &File, writable: bool) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    File::options().read(true).write(writable).open(path)
+}
+
+/// A file without a name in a directory, where the file system can do that.
+pub(crate) fn unnamed_file(dir: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    File::options().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(dir)
+}
+
+fn c_path(path: &OsStr) -> io::Result<CString> {
+    CString::new(path.as_bytes())
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "path with a zero byte"))
+}
+
+/// Gives an unnamed file its name; fails if the name exists.
+pub(crate) fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
+    let from = c_path(OsStr::new(&format!("/proc/self/fd/{}", file.as_raw_fd())))?;
+    let to = c_path(path.as_os_str())?;
+    let (cwd, follow) = (libc::AT_FDCWD, libc::AT_SYMLINK_FOLLOW);
+    // SAFETY: both paths are valid C strings for the call.
+    check(unsafe { libc::linkat(cwd, from.as_ptr(), cwd, to.as_ptr(), follow) }).map(drop)
+}
+
+/// Gives a file its length and reserves every page of it.
+pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    let len = libc::off_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    loop {
+        // SAFETY: plain numbers.
+        match check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+/// Bytes that an unprivileged user can still get on the file system of `file`.
+pub(crate) fn bytes_free(file: &File) -> io::Result<u64> {
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `stat` has room for what the call writes.
+    check(unsafe { libc::fstatvfs(file.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded and has filled it in.
+    let stat = unsafe { stat.assume_init() };
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// An unnamed memory file that can be sealed.
+pub(crate) fn memory_file(name: &str) -> io::Result<File> {
+    let name = c_path(OsStr::new(name))?;
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    // SAFETY: the name is a valid C string for the call.
+    let fd = check(unsafe { libc::memfd_create(name.as_ptr(), flags) })?;
+    // SAFETY: the descriptor is new and nobody else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Fixes the length of a memory file for good.
+pub(crate) fn seal_length(file: &File) -> io::Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: plain numbers.
+    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }).map(drop)
+}
+
+/// Sets the group of a file.
+pub(crate) fn set_group(file: &File, gid: u32) -> io::Result<()> {
+    std::os::unix::fs::fchown(file, None, Some(gid))
+}
+
+/// Processor time that this thread has used, in nanoseconds.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+/// The monotonic clock, in nanoseconds; the same for all processes of a time namespace.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` has room for what the call writes.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Size of a page in bytes.
+pub(crate) fn page_size() -> u64 {
+    // SAFETY: plain number.
+    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
+
+/// The kernel's start time of this process, in its ticks since boot; 0 if it does not say.
+pub(crate) fn start_time() -> u64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The second field, the name, may hold spaces and brackets: count from its end.
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    after_name.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+/// Sixteen bytes that the kernel writes as a UUID: this boot's, or random ones.
+pub(crate) fn kernel_uuid(which: &str) -> io::Result<u128> {
+    let text = std::fs::read_to_string(format!("/proc/sys/kernel/random/{which}"))?;
+    u128::from_str_radix(&text.trim().replace('-', ""), 16)
+        .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
