@@ -542,7 +542,7 @@ impl Producer {
             if self.entry().fenced.load(Ordering::Relaxed) != 0 {
                 return Err(WaitError::Fenced);
             }
-            if self.region.state() == State::Closed && !has_ordered(self.entry(), cell) {
+            if self.is_ended() && !has_ordered(self.entry(), cell) {
                 return Err(WaitError::Closed { index });
             }
             if wait::is_over(deadline) {
@@ -550,11 +550,16 @@ impl Producer {
             }
             if idle.step() {
                 let bell = &self.region.map().bells().producers;
-                let is_there = || has_ordered(self.entry(), cell) || self.region.state() == State::Closed;
+                let is_there = || has_ordered(self.entry(), cell) || self.is_ended();
                 wait::sleep(bell, FOR_WORK, deadline, is_there);
             }
         }
         Ok(find_place(self.region.map(), self.seat.index, cell).map_or(Sequenced::LongAgo, Sequenced::At))
+    }
+
+    /// Whether nothing more gets its place until a sequencer reopens the order.
+    fn is_ended(&self) -> bool {
+        matches!(self.region.state(), State::Closed | State::Exhausted)
     }
 
     fn order_held_by(&self) -> HeldBy {

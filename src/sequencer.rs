@@ -206,6 +206,8 @@ pub struct Sequencer {
     seen_requests: u32,
     /// A request waits for something, or a member's coming or going is not in the order yet.
     unsettled: bool,
+    /// The next ticket waits for a gate.
+    stuck: bool,
     turns_to_look: u32,
     next_look: Instant,
     /// The anchor when sleepers were woken last.
@@ -239,6 +241,7 @@ impl Sequencer {
             measure_cpu: false,
             seen_requests: 0,
             unsettled: true,
+            stuck: false,
             turns_to_look: 0,
             next_look: Instant::now(),
             told: Seq::ZERO,
@@ -504,19 +507,21 @@ impl Sequencer {
         news
     }
 
-    /// Sleeps until there is a ticket, a request, or (if somebody waits for room) a gate that moved.
-    fn sleep(&mut self) {
+    /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, or `is_asked`.
+    fn sleep(&mut self, is_asked: impl FnOnce() -> bool) {
         if self.before_sleep() {
             return;
         }
         let region = self.region.clone();
         let s = region.map().shared();
-        let room_is_wanted = s.bells.producers.is_announced(FOR_WORK) || self.orderer.has_work(&s);
-        let level = if room_is_wanted || self.unsettled { FOR_ROOM } else { FOR_WORK };
+        let waits_for_gates = self.stuck || self.unsettled || s.bells.producers.is_announced(FOR_WORK);
+        let level = if waits_for_gates { FOR_ROOM } else { FOR_WORK };
         wait::sleep(&s.bells.sequencer, level, None, || {
-            s.bells.requests() != self.seen_requests
+            is_asked()
+                || s.bells.requests() != self.seen_requests
                 || s.bells.take_wanted()
-                || if level == FOR_ROOM { self.free() } else { self.orderer.has_work(&s) }
+                || (!self.stuck && self.orderer.has_work(&s))
+                || (waits_for_gates && self.free())
         });
     }
 
@@ -568,7 +573,9 @@ impl Sequencer {
             if turn.commands > 0 {
                 idle.reset();
             } else if idle.step() {
-                self.sleep();
+                // Once closing, only the order counts: what keeps it back is a gate.
+                let seen = if give_up.is_some() { CLOSE } else { RUN };
+                self.sleep(|| asked.load(StdOrdering::Acquire) != seen);
             }
         }
     }
@@ -630,7 +637,8 @@ impl SequencerHandle {
     fn end(&mut self, how: u8) -> Result<SequencerStats, SequencerError> {
         let Some(thread) = self.thread.take() else { return Ok(SequencerStats::default()) };
         self.asked.store(how, StdOrdering::Release);
-        // It may be about to sleep: ring whether or not it has announced itself.
+        // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
+        // moves does not sleep, who reads it after sees what is asked.
         let bell = &self.region.map().bells().sequencer;
         bell.ring();
         sys::futex_wake_all(bell.word());
