@@ -108,6 +108,7 @@ pub(crate) fn take_seat<K: Kind>(
 ) -> Result<Seat, AttachError> {
     let deadline = Instant::now() + timeout;
     let mut idle = Idle::new(Wait::Park);
+    let mut was_busy = false;
     loop {
         for index in candidates::<K>(region, name) {
             region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
@@ -119,10 +120,12 @@ pub(crate) fn take_seat<K: Kind>(
                 continue;
             };
             let generation = ask::<K>(region, index, name);
-            match await_answer::<K>(region, index, generation, deadline, timeout)? {
-                Verdict::Granted => return Ok(Seat { index, generation, _lock: lock }),
-                Verdict::NameTaken => return Err(name_taken::<K>(region, name)),
-                Verdict::Busy => {}
+            match await_answer::<K>(region, index, generation, deadline) {
+                Some(Verdict::Granted) => return Ok(Seat { index, generation, _lock: lock }),
+                Some(Verdict::NameTaken) => return Err(name_taken::<K>(region, name)),
+                Some(Verdict::Busy) => was_busy = true,
+                None if was_busy => break,
+                None => return Err(no_answer(region, timeout)),
             }
         }
         if wait::is_over(Some(deadline)) {
@@ -175,21 +178,16 @@ fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
     generation
 }
 
-fn await_answer<K: Kind>(
-    region: &Region,
-    index: u16,
-    generation: u64,
-    deadline: Instant,
-    timeout: Duration,
-) -> Result<Verdict, AttachError> {
+fn await_answer<K: Kind>(region: &Region, index: u16, generation: u64, deadline: Instant) -> Option<Verdict> {
     let mut idle = Idle::new(Wait::Park);
     let answer = K::answer(region, index);
     loop {
-        if let Some(verdict) = answer.get(generation) {
-            return Ok(verdict);
+        let verdict = answer.get(generation);
+        if verdict.is_some() {
+            return verdict;
         }
         if wait::is_over(Some(deadline)) {
-            return Err(no_answer(region, timeout));
+            return None;
         }
         if idle.step() {
             let bell = &region.map().bells().producers;

@@ -174,6 +174,11 @@ pub enum WaitError {
 /// Everything that a submit returned for is delivered to every worker, in the order of the submits. One thread
 /// uses a producer at a time: it can be sent, not shared.
 ///
+/// ```compile_fail,E0277
+/// fn share<T: Sync>() {}
+/// share::<seriatim::Producer>();
+/// ```
+///
 /// ```
 /// use seriatim::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig, Seq};
 ///
@@ -477,10 +482,12 @@ impl Producer {
         }
         let entry = self.entry();
         let ordered = entry.ordered.load(Ordering::Relaxed) != entry.released.load(Ordering::Relaxed);
-        if ordered {
-            return self.region.held_by_worker();
+        match self.region.held_by_worker() {
+            // Everything is passed: the sequencer has yet to free it.
+            HeldBy::Worker { lag: 0, .. } => self.order_held_by(),
+            by if ordered => by,
+            _ => self.order_held_by(),
         }
-        self.region.order_held_by().unwrap_or(HeldBy::Sequencer { pid: self.region.sequencer_pid() })
     }
 
     /// Repeats an attempt while it finds no room.

@@ -471,8 +471,9 @@ impl Sequencer {
             member.answer.give(generation, if alive { Verdict::NameTaken } else { Verdict::Busy });
             return true;
         }
-        let free = member.state.load(Ordering::Relaxed) == seriatim_ring::control::FREE;
-        let joined = free && self.orderer.join(s, slot, generation, name).is_some();
+        // What nobody worked on is not for the first to come, where it is to be dropped.
+        self.discard(s);
+        let joined = !member.is_live() && self.orderer.join(s, slot, generation, name).is_some();
         self.unsettled |= !joined;
         joined
     }
@@ -507,21 +508,25 @@ impl Sequencer {
         news
     }
 
-    /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, or `is_asked`.
-    fn sleep(&mut self, is_asked: impl FnOnce() -> bool) {
+    /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, `is_asked`, or
+    /// the deadline.
+    fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
         if self.before_sleep() {
             return;
         }
         let region = self.region.clone();
         let s = region.map().shared();
-        let waits_for_gates = self.stuck || self.unsettled || s.bells.producers.is_announced(FOR_WORK);
-        let level = if waits_for_gates { FOR_ROOM } else { FOR_WORK };
-        wait::sleep(&s.bells.sequencer, level, None, || {
-            is_asked()
-                || s.bells.requests() != self.seen_requests
-                || s.bells.take_wanted()
-                || (!self.stuck && self.orderer.has_work(&s))
-                || (waits_for_gates && self.free())
+        // What waits to be said in the order, like a ticket that is stuck, waits for gates.
+        let waits = self.stuck || self.unsettled;
+        let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
+        wait::sleep(&s.bells.sequencer, level, deadline, || {
+            let asked = is_asked() || s.bells.requests() != self.seen_requests;
+            asked
+                || if self.stuck {
+                    s.bells.is_wanted() || self.free()
+                } else {
+                    self.orderer.is_needed(&s, level)
+                }
         });
     }
 
@@ -575,7 +580,7 @@ impl Sequencer {
             } else if idle.step() {
                 // Once closing, only the order counts: what keeps it back is a gate.
                 let seen = if give_up.is_some() { CLOSE } else { RUN };
-                self.sleep(|| asked.load(StdOrdering::Acquire) != seen);
+                self.sleep(give_up, || asked.load(StdOrdering::Acquire) != seen);
             }
         }
     }

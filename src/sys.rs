@@ -16,15 +16,18 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sleeps while `word` is `seen`, for `timeout` at most; any return is a reason to look again.
-pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) {
+/// Sleeps while `word` is `seen`, for `timeout` at most; `false` if that time passed. Any return is a reason to
+/// look again.
+pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
     let time = libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
     };
     // Not FUTEX_PRIVATE: the word is shared between processes.
     // SAFETY: the word lives for the call and `time` is a valid timespec; the kernel only reads both.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time) };
+    let result =
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time) };
+    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
 }
 
 /// Wakes all who sleep on `word`, in any process.

@@ -57,8 +57,14 @@ impl FromStr for Wait {
 const SPINS: u32 = 64;
 /// Looks with a yield between them, before a party sleeps.
 const YIELDS: u32 = 32;
-/// Nobody sleeps longer than this without a look, whatever happened to its waker.
-pub(crate) const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// Nobody sleeps longer than this without a look, whatever happened to its waker. In tests so long that a
+/// wake-up that was lost shows.
+pub(crate) const LONGEST_SLEEP: Duration =
+    if cfg!(test) { Duration::from_secs(1) } else { Duration::from_millis(100) };
+
+/// Sleeps that ended by themselves although what they waited for had come: wake-ups that were lost.
+#[cfg(test)]
+pub(crate) static LOST: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// One wait: how far it has come.
 #[derive(Debug)]
@@ -94,13 +100,17 @@ impl Idle {
 }
 
 /// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to.
-pub(crate) fn sleep(bell: &Bell, level: u32, deadline: Option<Instant>, is_there: impl FnOnce() -> bool) {
+pub(crate) fn sleep(bell: &Bell, level: u32, deadline: Option<Instant>, mut is_there: impl FnMut() -> bool) {
     let Seen(seen) = bell.announce(level);
     if is_there() {
         return;
     }
     let left = deadline.map_or(LONGEST_SLEEP, |at| at.saturating_duration_since(Instant::now()));
-    sys::futex_wait(bell.word(), seen, left.min(LONGEST_SLEEP));
+    let _woken = sys::futex_wait(bell.word(), seen, left.min(LONGEST_SLEEP));
+    #[cfg(test)]
+    if !_woken && left >= LONGEST_SLEEP && is_there() {
+        LOST.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
 }
 
 /// Wakes who waits on a bell for what just became true, if anybody does. Follows [`made_true`].

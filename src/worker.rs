@@ -363,6 +363,13 @@ impl Worker {
     /// Leaves the order: its gate falls at once, and the others learn it at one index.
     pub fn leave(self) {}
 
+    /// Falls silent without a word, as in a process that is killed.
+    #[cfg(test)]
+    pub(crate) fn fall(self) {
+        let mut this = std::mem::ManuallyDrop::new(self);
+        this.seat._lock = crate::liveness::Lock::fallen();
+    }
+
     /// The next event that is to be delivered; all before it are done with.
     #[inline]
     fn take(&mut self) -> Result<Option<Met>, WorkerError> {

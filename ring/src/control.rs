@@ -80,6 +80,16 @@ pub struct Reign {
     pub next_member: AtomicU64,
 }
 
+impl Reign {
+    /// [`OPEN`], [`CLOSING`], [`CLOSED`] or [`EXHAUSTED`].
+    #[inline]
+    pub fn state(&self) -> u32 {
+        // ORDERING [C1]: Acquire; pairs with the Release in `Orderer::close` and `take_over`: who sees the order
+        // closed finds its end in it.
+        self.state.load(Ordering::Acquire)
+    }
+}
+
 /// How far the order goes: cursors behind the commit words, for joining, waiting and monitoring.
 #[repr(C)]
 #[derive(Debug)]
@@ -269,6 +279,10 @@ pub struct MemberEntry {
     pub start_run: AtomicU64,
     /// Its name.
     pub name: NameCell,
+    /// The slot's former worker, if that it left is not in the order yet although the slot has another one.
+    pub former: AtomicU64,
+    /// The name of that.
+    pub former_name: NameCell,
 }
 
 impl MemberEntry {
@@ -287,6 +301,8 @@ impl MemberEntry {
             start_digest: zero(),
             start_run: zero(),
             name: NameCell::new(),
+            former: zero(),
+            former_name: NameCell::new(),
         }
     }
 
@@ -460,10 +476,16 @@ impl Bells {
         }
     }
 
+    /// Whether a producer found no room since that was last taken.
+    #[inline]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) != 0
+    }
+
     /// Whether a producer found no room since the last time.
     #[inline]
     pub fn take_wanted(&self) -> bool {
-        let wanted = self.wanted.load(Ordering::Relaxed) != 0;
+        let wanted = self.is_wanted();
         if wanted {
             self.wanted.store(0, Ordering::Relaxed);
         }
@@ -479,7 +501,7 @@ impl Default for Bells {
 
 #[cfg(not(loom))]
 const _: () = {
-    assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 128);
+    assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 256);
     assert!(size_of::<WorkerPage>() == 4096 && size_of::<LanePage>() == 4096);
     assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
 };

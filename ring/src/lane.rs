@@ -65,6 +65,15 @@ pub struct Claimed {
     bytes: AtomicU64,
 }
 
+impl Claimed {
+    /// Sets where the cells and the bytes of a lane begin that nobody uses yet; `byte` is a multiple of
+    /// [`ALIGN`].
+    pub fn start_at(&self, cell: u64, byte: u64) {
+        self.cells.store(cell, Ordering::Relaxed);
+        self.bytes.store(byte, Ordering::Relaxed);
+    }
+}
+
 /// Where a payload lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -179,7 +188,7 @@ impl<'a> Lane<'a> {
         if u64::from(len) > self.max_payload() {
             return bad("length", u64::from(len), self.max_payload());
         }
-        if position % ALIGN != 0 || offset + u64::from(len) > self.bytes() {
+        if !position.is_multiple_of(ALIGN) || offset + u64::from(len) > self.bytes() {
             return bad("place", offset, self.bytes() - u64::from(len));
         }
         Ok(Entry { cell: number, len, kind, digest, place: Place::Bytes(offset as usize), position })
@@ -373,6 +382,15 @@ impl LaneWriter {
         Ok(room)
     }
 
+    /// Whether [`reserve`](Self::reserve) would find room.
+    pub fn has_room(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<bool, NoRoom> {
+        if self.try_place(lane, len).is_some() {
+            return Ok(true);
+        }
+        self.refresh(lane, released)?;
+        Ok(self.try_place(lane, len).is_some())
+    }
+
     /// Where a payload of `len` bytes would begin: at the head, or at the start of the ring if it would wrap.
     #[inline]
     fn start(&self, lane: &Lane<'_>, len: u32) -> u64 {
@@ -396,7 +414,7 @@ impl LaneWriter {
 
     /// Reads how far the lane is free.
     fn refresh(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> Result<(), NoRoom> {
-        // ORDERING [L1]: Acquire; pairs with the Release in `Orderer::release_to`. Every worker's reads of the
+        // ORDERING [L1]: Acquire; pairs with the Release in `release_lane`. Every worker's reads of the
         // cells and bytes that are free now came before, so they may be overwritten.
         let found = released.load(Ordering::Acquire);
         if found.wrapping_sub(self.released) > self.queued.wrapping_sub(self.released) {
@@ -448,6 +466,12 @@ impl LaneWriter {
     #[inline]
     pub fn abandon(&mut self) {
         self.head = self.queued;
+        // With nothing queued outstanding the free bytes may have been counted from the start of what is given
+        // back here, beyond the bytes that a payload left out which would have wrapped: no position goes back
+        // behind that, or more than a ring of bytes would be claimed.
+        if is_after(self.bytes_tail, self.bytes_queued) {
+            self.bytes_queued = self.bytes_tail;
+        }
         self.bytes_head = self.bytes_queued;
     }
 }

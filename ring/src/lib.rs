@@ -2,6 +2,9 @@
 #![cfg_attr(not(any(loom, test)), no_std)]
 #![forbid(unsafe_code)]
 
+#[cfg(loom)]
+extern crate std;
+
 pub mod control;
 pub mod digest;
 pub mod event;

@@ -116,7 +116,9 @@ impl<'a> Order<'a> {
     #[inline]
     pub fn publish(&self, run: &Run) {
         let slot = self.slot(run.number);
-        slot.commit.store(0, Ordering::Relaxed);
+        // ORDERING [K1]: Release; for a successor: the slot loses its run only after `released` and control have
+        // what the run did.
+        slot.commit.store(0, Ordering::Release);
         // ORDERING [R2]: pairs with the acquire fence in `observe`. An observer that reads one of the new words
         // finds at its second look that the old commit word is gone.
         fence(Ordering::Release);
@@ -163,8 +165,8 @@ impl<'a> Order<'a> {
     #[must_use]
     pub fn last(&self) -> Option<u64> {
         let belongs = |(at, slot): (usize, &Slot)| {
-            // ORDERING [R1]: Acquire; pairs with the Release in `publish` of a sequencer that is gone.
-            let number = slot.commit.load(Ordering::Acquire).checked_sub(1)?;
+            // Relaxed: only the number; who wants the run reads it with `read`.
+            let number = slot.commit.load(Ordering::Relaxed).checked_sub(1)?;
             (number & (self.slots() - 1) == at as u64).then_some(number)
         };
         self.slots.iter().enumerate().filter_map(belongs).max()

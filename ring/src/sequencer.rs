@@ -19,8 +19,9 @@ use crate::event::{self, Event, OWN_LANE};
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
 use crate::seq::Seq;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use crate::tickets::{Ticket, Tickets};
+use crate::wake::{FOR_ROOM, FOR_WORK};
 
 /// The memory that a sequencer works on, borrowed.
 #[derive(Clone, Copy, Debug)]
@@ -145,11 +146,12 @@ impl Orderer {
         taken.settle(s);
         // It may have died between the anchor and the releases.
         taken.release_again(s, anchor, digest);
+        // Relaxed: the two stores that follow hand it over.
+        reign.epoch.store(epoch, Ordering::Relaxed);
         // ORDERING [T2]: Release; pairs with the Acquire in `is_void`: who passes an old close ticket sees all
-        // that was restored here.
+        // that was restored here, and the new epoch.
         reign.void_before.store(s.tickets.tail(taken.ticket), Ordering::Release);
-        reign.epoch.store(epoch, Ordering::Release);
-        // ORDERING [C1]: Release; pairs with the Acquire in whoever asks whether the order is open.
+        // ORDERING [C1]: Release; pairs with the Acquire in `Reign::state`.
         reign.state.store(OPEN, Ordering::Release);
         Ok(taken)
     }
@@ -191,19 +193,38 @@ impl Orderer {
         self.next_run.wrapping_sub(self.freed_run) >= s.order.slots()
     }
 
+    /// What a sequencer that has nothing to do sleeps for: also for room if a producer waits for it, or if the
+    /// next ticket has to wait for a gate.
+    #[must_use]
+    pub fn sleep_level(&self, s: &Shared<'_>) -> u32 {
+        let room = s.bells.producers.is_announced(FOR_WORK) || self.has_work(s);
+        if room { FOR_ROOM } else { FOR_WORK }
+    }
+
+    /// The second look of a sequencer that has announced itself at `level`: whether there is something to do
+    /// after all. Requests of parties are for the caller to look at.
+    ///
+    /// What would wake it at its level is looked at, and so is what would have raised the level.
+    pub fn is_needed(&mut self, s: &Shared<'_>, level: u32) -> bool {
+        let room = || s.bells.producers.is_announced(FOR_WORK);
+        s.bells.is_wanted()
+            || (self.has_work(s) && !self.is_held(s))
+            || if level >= FOR_ROOM { self.free(s) } else { room() }
+    }
+
     /// Orders what is queued, in at most `budget` runs.
     #[inline]
     pub fn turn(&mut self, s: &Shared<'_>, budget: u32) -> Turn {
         let (before, mut runs) = (self.next, 0);
-        let stop = loop {
-            if runs == budget {
-                break Stop::Budget;
+        // Tickets that are passed over count as well: a lane that is not heard can still fill the queue.
+        let stopped = (0..budget).find_map(|_| match self.order_one(s) {
+            Ok(ordered) => {
+                runs += u32::from(ordered);
+                None
             }
-            match self.order_one(s) {
-                Ok(ordered) => runs += u32::from(ordered),
-                Err(stop) => break stop,
-            }
-        };
+            Err(stop) => Some(stop),
+        });
+        let stop = stopped.unwrap_or(Stop::Budget);
         self.settle(s);
         if self.look_at_gates {
             self.look_at_gates = false;
@@ -299,6 +320,7 @@ impl Orderer {
         // ORDERING [P1]: Release; pairs with the Acquire in `published`: who sees an index published finds its
         // run in the ring.
         published.next.store(self.next.get(), Ordering::Release);
+        // ORDERING [K1]: Release; for a successor: no ticket counts as consumed whose cells `ordered` lacks.
         published.consumed.store(self.ticket, Ordering::Release);
     }
 
@@ -365,15 +387,16 @@ impl Orderer {
     /// Whether one of the sequencer's own commands would find room now.
     fn can_append(&mut self, s: &Shared<'_>) -> bool {
         let entry = &s.lanes[usize::from(OWN_LANE)];
-        let full =
-            |me: &Self| me.own.head().wrapping_sub(entry.released.load(Ordering::Relaxed)) >= s.own.cells();
-        if full(self) {
+        // Not only a cell: what a predecessor had reserved when it died takes bytes until the lane is released.
+        let room = |me: &mut Self| me.own.has_room(&s.own, &entry.released, event::BYTES) == Ok(true);
+        if !room(self) {
             self.free(s);
         }
-        !full(self) && self.has_slot(s) && self.next < Seq::MAX
+        room(self) && self.has_slot(s) && self.next < Seq::MAX
     }
 
-    /// Puts one of the sequencer's own commands into the order, if there is room.
+    /// Puts one of the sequencer's own commands into the order, if there is room. What it does to the control
+    /// page is stored after it.
     pub fn append(&mut self, s: &Shared<'_>, event: &Event) -> Option<Seq> {
         if !self.can_append(s) {
             return None;
@@ -387,6 +410,9 @@ impl Orderer {
         let seq = self.next;
         self.publish(s, OWN_LANE, entry, 1);
         self.settle(s);
+        // ORDERING [K1]: for a successor: what the event does to the control page is stored after it is in the
+        // order.
+        fence(Ordering::Release);
         Some(seq)
     }
 
@@ -439,6 +465,14 @@ impl Orderer {
     }
 
     fn announce_member(&mut self, s: &Shared<'_>, slot: u16, member: &MemberEntry) {
+        let former = member.former.load(Ordering::Relaxed);
+        if former != 0 {
+            let name = member.former_name.load();
+            if self.append(s, &Event::Left { slot, number: former, name }).is_none() {
+                return;
+            }
+            member.former.store(0, Ordering::Relaxed);
+        }
         let (number, name) = (member.number.load(Ordering::Relaxed), member.name.load());
         let state = member.state.load(Ordering::Relaxed);
         let known = member.joined.load(Ordering::Relaxed) != 0;
@@ -451,16 +485,26 @@ impl Orderer {
         }
     }
 
-    /// Lets a worker in that asked with `generation`; its predecessor in the slot is gone and announced.
-    /// `None` while there is no room for the command that says so.
+    /// Lets a worker in that asked with `generation`; its predecessor in the slot no longer gates. `None` while
+    /// there is no room for the commands that say so.
+    ///
+    /// Where nobody gates there may never be room before somebody is let in: then it is let in at once, and what
+    /// there is to say is said by [`announce`](Self::announce) when there is room.
     ///
     /// The first one gets everything that is held, from the anchor on. A later one gets what follows the
     /// command that says that it joined, and folds what lies between the anchor and that by itself.
     pub fn join(&mut self, s: &Shared<'_>, slot: u16, generation: u64, name: NameWords) -> Option<Seq> {
         let member = &s.members[usize::from(slot)];
         let alone = !s.members.iter().any(MemberEntry::is_live);
-        if !alone && !self.can_append(s) {
-            return None;
+        if alone {
+            make_way(member);
+        } else {
+            self.announce_member(s, slot, member);
+            let settled = member.state.load(Ordering::Relaxed) == FREE
+                && member.former.load(Ordering::Relaxed) == 0;
+            if !settled || !self.can_append(s) {
+                return None;
+            }
         }
         let (anchor, [digest, run]) = s.control.anchor.load()?;
         let number = take_number(&s.control.reign.next_member);
@@ -472,10 +516,11 @@ impl Orderer {
         member.joined.store(0, Ordering::Relaxed);
         member.name.store(name);
         // From here on it gates, at the anchor until it begins.
-        member.state.store(LIVE, Ordering::Relaxed);
+        // ORDERING [K1]: Release; for a successor: a member that is live has a start.
+        member.state.store(LIVE, Ordering::Release);
         self.announce_member(s, slot, member);
-        let joined = member.joined.load(Ordering::Relaxed);
-        let first = if alone { anchor } else { Seq::new(joined - 1) };
+        let joined = member.joined.load(Ordering::Relaxed).checked_sub(1).filter(|_| !alone);
+        let first = joined.map_or(anchor, Seq::new);
         member.first.store(first.get(), Ordering::Relaxed);
         member.answer.give(generation, Verdict::Granted);
         Some(first)
@@ -499,7 +544,8 @@ impl Orderer {
         let entry = &s.lanes[usize::from(lane)];
         if entry.awaiting.load(Ordering::Relaxed) != generation {
             entry.awaited.store(s.tickets.tail(self.ticket), Ordering::Relaxed);
-            entry.awaiting.store(generation, Ordering::Relaxed);
+            // ORDERING [K1]: Release; for a successor: who awaits something knows what.
+            entry.awaiting.store(generation, Ordering::Release);
         }
         if (self.ticket.wrapping_sub(entry.awaited.load(Ordering::Relaxed)) as i64) < 0 {
             return None;
@@ -533,6 +579,21 @@ impl Orderer {
         own_lane(s, entry, number, base, name);
         Some(Verdict::Granted)
     }
+}
+
+/// Another worker may have the slot of one that is gone before that is said.
+fn make_way(member: &MemberEntry) {
+    if member.state.load(Ordering::Relaxed) != GONE {
+        return;
+    }
+    if member.joined.load(Ordering::Relaxed) != 0 {
+        // Nothing was left to say of the one before it when its own joining was said.
+        member.former_name.store(member.name.load());
+        // ORDERING [K1]: Release; for a successor: who is kept here has a name.
+        member.former.store(member.number.load(Ordering::Relaxed), Ordering::Release);
+    }
+    // ORDERING [K1]: Release; for a successor: who was in a free slot is kept above, or need not be.
+    member.state.store(FREE, Ordering::Release);
 }
 
 /// The lane belongs to the producer from here on.
@@ -662,7 +723,8 @@ impl Window {
             };
             let end = run.cell.wrapping_add(u64::from(run.count));
             if (end.wrapping_sub(entry.ordered.load(Ordering::Relaxed)) as i64) > 0 {
-                entry.ordered.store(end, Ordering::Relaxed);
+                // ORDERING [O1]: Release; see `Orderer::publish`. Its predecessor's run is in the ring.
+                entry.ordered.store(end, Ordering::Release);
             }
         }
         for (lane, entry) in s.lanes.iter().enumerate() {
@@ -685,14 +747,25 @@ impl Window {
     /// Applies the events in the window again, for the predecessor may have died between one and what it did
     /// for it; then forgets the members that were never told that they joined.
     fn restore_members(&self, s: &Shared<'_>) -> Result<(), Damage> {
+        // Cells that are released may have been written again, by an event that never came into the order; what
+        // was in them was applied before they were released.
+        let released = s.lanes[usize::from(OWN_LANE)].released.load(Ordering::Relaxed);
+        let kept = |run: &Run, i: u64| (run.cell.wrapping_add(i).wrapping_sub(released) as i64) >= 0;
         for run in self.runs(s).filter(|run| run.lane == OWN_LANE) {
-            for i in 0..u64::from(run.count) {
+            for i in (0..u64::from(run.count)).filter(|&i| kept(&run, i)) {
                 let entry = s.own.read(run.cell.wrapping_add(i)).map_err(Damage::Cell)?;
                 let mut words = [0; event::WORDS];
                 s.own.copy(&entry, &mut words);
                 if let Some(event) = Event::decode(entry.kind, &words) {
                     apply(s, &event, run.first.plus(i));
                 }
+            }
+        }
+        for member in s.members {
+            let number = member.number.load(Ordering::Relaxed);
+            if member.state.load(Ordering::Relaxed) == GONE && member.former.load(Ordering::Relaxed) == number {
+                // It died while it made way.
+                make_way(member);
             }
         }
         for member in s.members.iter().filter(|m| m.is_live()) {
@@ -717,10 +790,15 @@ fn apply(s: &Shared<'_>, event: &Event, at: Seq) {
             if let Some(member) = member_numbered(s, slot, number) {
                 member.state.store(FREE, Ordering::Relaxed);
             }
+            if let Some(member) = s.members.get(usize::from(slot))
+                && member.former.load(Ordering::Relaxed) == number
+            {
+                member.former.store(0, Ordering::Relaxed);
+            }
         }
         Event::Attached { lane, number, base, name } => {
             if let Some(entry) = s.lanes.get(usize::from(lane))
-                && entry.number.load(Ordering::Relaxed) < number
+                && entry.number.load(Ordering::Relaxed) <= number
             {
                 own_lane(s, entry, number, base, name);
             }

@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -78,6 +79,11 @@ impl Map {
         Ok(Map { base, layout, raw })
     }
 
+    #[cfg(test)]
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
     /// Touches every page for writing, so that none is missing later.
     pub(crate) fn populate(&self) -> io::Result<()> {
         // From Linux 5.14; before that the first use of a page takes a fault, and nothing else changes.
@@ -89,17 +95,17 @@ impl Map {
 
     /// Makes the pages of a part writable in this mapping. Needs a descriptor that was opened for writing.
     pub(crate) fn make_writable(&self, part: Part) -> io::Result<()> {
-        self.protect(part, libc::PROT_READ | libc::PROT_WRITE)
+        self.protect(self.layout.range(part), libc::PROT_READ | libc::PROT_WRITE)
     }
 
-    /// Makes the pages of a part unreadable in this mapping: for tests that show who reads what.
+    /// Makes the cells and bytes of a lane unreadable in this mapping: for tests that show who reads what.
     #[cfg(test)]
-    pub(crate) fn make_unreadable(&self, part: Part) -> io::Result<()> {
-        self.protect(part, libc::PROT_NONE)
+    pub(crate) fn make_contents_unreadable(&self, lane: u16) -> io::Result<()> {
+        let contents = self.layout.lane(lane).cells..self.layout.range(Part::Lane(lane)).end;
+        self.protect(contents, libc::PROT_NONE)
     }
 
-    fn protect(&self, part: Part, protection: libc::c_int) -> io::Result<()> {
-        let range = self.layout.range(part);
+    fn protect(&self, range: Range<u64>, protection: libc::c_int) -> io::Result<()> {
         let start = self.pointer(range.start).as_ptr().cast();
         let len = (range.end - range.start) as usize;
         // SAFETY: [M1, M2] the range is pages of this mapping. Taking rights away (in tests) can make an access

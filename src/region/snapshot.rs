@@ -4,6 +4,7 @@ use std::fmt;
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, Party};
+use seriatim_ring::event::{OWN_CELLS, OWN_LANE};
 use seriatim_ring::sequencer::{gate, published};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 
@@ -251,14 +252,19 @@ impl Region {
         }
     }
 
-    /// What holds the order as a whole back: no sequencer, or an order ring full behind the slowest gate.
+    /// What holds the order as a whole back: no sequencer, or an order ring or a lane of the sequencer that is
+    /// full behind the slowest gate.
     pub(crate) fn order_held_by(&self) -> Option<HeldBy> {
         if !self.is_alive(Role::Sequencer) {
             return Some(HeldBy::NoSequencer);
         }
         let control = self.map().control();
         let oldest = read_pair(|| control.anchor.load()).map(|(_, [_, run])| run)?;
-        let full = published(control).1.wrapping_sub(oldest) >= self.geometry().order_slots;
+        let own = self.map().lane_entry(OWN_LANE);
+        let own_cells =
+            own.ordered.load(Ordering::Relaxed).wrapping_sub(own.released.load(Ordering::Relaxed));
+        let full = published(control).1.wrapping_sub(oldest) >= self.geometry().order_slots
+            || own_cells >= OWN_CELLS;
         full.then(|| self.held_by_worker())
     }
 }

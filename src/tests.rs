@@ -1,0 +1,865 @@
+//! The library as a whole, in one process: every party through its public face, on real mapped files.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use seriatim_ring::digest;
+
+use crate::region::layout::Part;
+use crate::*;
+
+/// A region and its sequencer, turned by hand.
+struct Desk {
+    region: Region,
+    sequencer: Sequencer,
+}
+
+impl Desk {
+    fn new(config: &Config) -> Desk {
+        let region = Region::anonymous(config).unwrap();
+        let sequencer = Sequencer::open(&region).unwrap();
+        Desk { region, sequencer }
+    }
+
+    /// Runs an attach, which needs the sequencer's answer, on another thread while the sequencer turns.
+    fn attach<T: Send>(&mut self, attach: impl FnOnce(&Region) -> T + Send) -> T {
+        let region = self.region.clone();
+        thread::scope(|scope| {
+            let attaching = scope.spawn(move || attach(&region));
+            while !attaching.is_finished() {
+                self.sequencer.poll(16).unwrap();
+                thread::yield_now();
+            }
+            attaching.join().unwrap()
+        })
+    }
+
+    fn producer(&mut self, name: &str) -> Producer {
+        self.attach(|region| Producer::attach(region, name)).unwrap()
+    }
+
+    fn worker(&mut self, name: &str) -> Worker {
+        self.attach(|region| Worker::join(region, name)).unwrap()
+    }
+
+    /// Turns until nothing is left to order.
+    fn turn(&mut self) {
+        while self.sequencer.poll(16).unwrap().commands > 0 {}
+    }
+}
+
+fn tiny() -> Config {
+    // Attaching takes a place in the order: with fewer slots idle workers would keep newcomers out.
+    Config::new().order_slots(8).lane_cells(2).lane_bytes(128).producers(2).workers(3)
+}
+
+/// Everything that a worker has to give, as payloads.
+fn drain(worker: &mut Worker) -> Vec<Vec<u8>> {
+    let mut payloads = Vec::new();
+    while let Some(event) = worker.poll().unwrap() {
+        if let Event::Command(command) = event {
+            payloads.push(command.payload.to_vec());
+        }
+    }
+    payloads
+}
+
+fn bytes(len: usize, salt: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + salt * 13) as u8).collect()
+}
+
+#[test]
+fn every_size_arrives_and_one_more_is_refused_without_a_trace() {
+    for lane_bytes in [128, 256, 4096] {
+        let config =
+            Config::new().order_slots(4).lane_cells(4).lane_bytes(lane_bytes).producers(1).workers(1);
+        let mut desk = Desk::new(&config);
+        let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+        let max = producer.max_payload();
+        assert_eq!(max as u64, config.max_payload());
+        for round in 0..5 {
+            for len in (0..=max).rev().chain([0, 1, 39, 40, 41, 63, 64, 65].into_iter().filter(|&l| l <= max))
+            {
+                let index = loop {
+                    // What was passed is freed in a turn once somebody wants the room.
+                    match producer.try_submit(9, &bytes(len, round)) {
+                        Err(SubmitError::Full(_)) => desk.turn(),
+                        other => break other.unwrap(),
+                    }
+                };
+                desk.turn();
+                assert_eq!(drain(&mut worker), [bytes(len, round)]);
+                for too_long in [max + 1, 2 * max, usize::MAX / 2] {
+                    let claimed = producer.try_claim(9, too_long).unwrap_err();
+                    assert_eq!(claimed, SubmitError::TooLarge { len: too_long, max });
+                }
+                let error = producer.try_submit(9, &bytes(max + 1, 0)).unwrap_err().to_string();
+                assert!(
+                    error.contains(&max.to_string()) && error.contains(&(max + 1).to_string()),
+                    "{error}"
+                );
+                assert_eq!(producer.next_index(), index + 1);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Submit { who: usize, len: usize },
+    Batch { who: usize, lens: Vec<usize> },
+    Claim { who: usize, len: usize, commit: bool },
+    Turn { budget: usize },
+    Poll { who: usize, events: usize },
+    Takeover,
+    Rejoin { who: usize },
+}
+
+fn step(max: usize) -> impl Strategy<Value = Step> {
+    let len = move || {
+        prop_oneof![0..=max, prop::sample::select(vec![0, 1, 39, 40, 41, 63, 64, 65, max]), 0..60usize]
+    };
+    let who = 0..2usize;
+    prop_oneof![
+        8 => (who.clone(), len()).prop_map(|(who, len)| Step::Submit { who, len }),
+        3 => (who.clone(), prop::collection::vec(len(), 0..4)).prop_map(|(who, lens)| Step::Batch { who, lens }),
+        3 => (who.clone(), len(), any::<bool>()).prop_map(|(who, len, commit)| Step::Claim { who, len, commit }),
+        6 => (1..4usize).prop_map(|budget| Step::Turn { budget }),
+        8 => (who.clone(), 0..6usize).prop_map(|(who, events)| Step::Poll { who, events }),
+        1 => Just(Step::Takeover),
+        1 => who.prop_map(|who| Step::Rejoin { who }),
+    ]
+}
+
+/// What must come out: per producer what was submitted, and the one order as the first worker to get there saw
+/// it.
+#[derive(Default)]
+struct Oracle {
+    submitted: [VecDeque<Vec<u8>>; 2],
+    order: Vec<(u64, u64, Vec<u8>, Digest)>,
+}
+
+impl Oracle {
+    fn sees(&mut self, first: u64, command: &Command<'_>) {
+        let at = (command.seq.get() - first) as usize;
+        let seen = (command.producer, command.index, command.payload.to_vec(), command.digest);
+        if at >= self.order.len() {
+            // Places between are the sequencer's own commands.
+            self.order.resize(at, (0, 0, Vec::new(), Digest(0)));
+            let who = command.producer as usize - 1;
+            assert_eq!(self.submitted[who].pop_front().as_ref(), Some(&seen.2));
+            self.order.push(seen);
+        } else {
+            assert_eq!(self.order[at], seen);
+        }
+    }
+}
+
+fn play(config: &Config, first: u64, steps: Vec<Step>) {
+    let mut desk = Desk::new(&config.clone().first_index(first));
+    // With two slots each newcomer needs the one before to be passed.
+    let mut w0 = desk.worker("w0");
+    let mut passed = |desk: &mut Desk| {
+        while w0.poll().unwrap().is_some() {}
+        desk.turn();
+    };
+    passed(&mut desk);
+    let p0 = desk.producer("p0");
+    passed(&mut desk);
+    let p1 = desk.producer("p1");
+    passed(&mut desk);
+    let w1 = desk.worker("w1");
+    let (mut producers, mut workers) = ([p0, p1], [w0, w1]);
+    let mut oracle = Oracle::default();
+    let mut names = 2;
+    let accepted =
+        |oracle: &mut Oracle, who: usize, payloads: &[Vec<u8>], result: Result<(), SubmitError>| match result
+        {
+            Ok(()) => oracle.submitted[who].extend(payloads.iter().cloned()),
+            Err(SubmitError::Full(_) | SubmitError::BatchTooLarge { .. } | SubmitError::EmptyBatch) => {}
+            Err(other) => panic!("{other}"),
+        };
+    let see = |oracle: &mut Oracle, worker: &mut Worker, events: usize| {
+        let handle = |event: Event<'_>| {
+            if let Event::Command(command) = event {
+                oracle.sees(first, &command);
+            }
+        };
+        worker.poll_batch(events, handle).unwrap()
+    };
+    // A look that finds nothing frees room, so only the second in a row is the end.
+    let run_dry = |desk: &mut Desk, workers: &mut [Worker], oracle: &mut Oracle| {
+        let mut idle = 0;
+        while idle < 2 {
+            desk.turn();
+            let seen: usize = workers.iter_mut().map(|w| see(oracle, w, 64)).sum();
+            idle = if seen == 0 { idle + 1 } else { 0 };
+        }
+    };
+    for (salt, step) in steps.into_iter().enumerate() {
+        match step {
+            Step::Submit { who, len } => {
+                let payload = bytes(len, salt);
+                let result = producers[who].try_submit(1, &payload).map(drop);
+                accepted(&mut oracle, who, &[payload], result);
+            }
+            Step::Batch { who, lens } => {
+                let payloads: Vec<_> = lens.iter().map(|&len| bytes(len, salt + len)).collect();
+                let commands: Vec<_> = payloads.iter().map(|p| (2, &p[..])).collect();
+                let result = producers[who].try_submit_batch(&commands).map(drop);
+                accepted(&mut oracle, who, &payloads, result);
+            }
+            Step::Claim { who, len, commit } => match producers[who].try_claim(3, len) {
+                Ok(mut claim) => {
+                    claim.copy_from_slice(&bytes(len, salt));
+                    if commit {
+                        claim.commit().unwrap();
+                        oracle.submitted[who].push_back(bytes(len, salt));
+                    }
+                }
+                Err(error) => assert!(matches!(error, SubmitError::Full(_)), "{error}"),
+            },
+            Step::Turn { budget } => drop(desk.sequencer.poll(budget).unwrap()),
+            Step::Poll { who, events } => drop(see(&mut oracle, &mut workers[who], events)),
+            Step::Takeover => {
+                let Desk { region, sequencer } = desk;
+                drop(sequencer);
+                desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+            }
+            Step::Rejoin { who } => {
+                // Its place is taken by another name; it sees all that it is told from there on.
+                names += 1;
+                run_dry(&mut desk, &mut workers, &mut oracle);
+                let name = format!("w{names}");
+                let old = std::mem::replace(&mut workers[who], desk.worker(&name));
+                old.leave();
+            }
+        }
+    }
+    // At the end everything that was accepted comes out, at both.
+    run_dry(&mut desk, &mut workers, &mut oracle);
+    assert!(oracle.submitted.iter().all(VecDeque::is_empty), "lost: {:?}", oracle.submitted);
+    assert_eq!((workers[0].next(), workers[0].digest()), (workers[1].next(), workers[1].digest()));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_interleaving_keeps_the_promises(
+        steps in prop::collection::vec(step(128), 1..120),
+        slots in prop::sample::select(vec![2u64, 4, 64]),
+        cells in prop::sample::select(vec![2u64, 4, 8]),
+        first in prop::sample::select(vec![0u64, (1 << 32) - 20, (1 << 63) - 1000]),
+    ) {
+        let config = tiny().order_slots(slots).lane_cells(cells).lane_bytes(256);
+        play(&config, first, steps);
+    }
+}
+
+#[test]
+fn the_digest_of_a_worker_is_that_of_what_it_saw() {
+    let mut desk = Desk::new(&Config::new().producers(2).workers(2));
+    let mut worker = desk.worker("w");
+    let (mut a, mut b) = (desk.producer("a"), desk.producer("b"));
+    for n in 0..300 {
+        a.submit(n as u16, &bytes(n, n)).unwrap();
+        b.submit(n as u16, &bytes(n * 3, n)).unwrap();
+    }
+    desk.turn();
+    let mut expected = None;
+    while let Some(event) = worker.poll().unwrap() {
+        let Event::Command(c) = event else {
+            expected = None;
+            continue;
+        };
+        if let Some(expected) = expected {
+            assert_eq!(c.digest, Digest(expected));
+        }
+        let folded = digest::Folded {
+            producer: c.producer,
+            index: c.index,
+            len: c.payload.len() as u32,
+            kind: c.kind,
+            payload: payload_digest(c.payload),
+        };
+        expected = Some(digest::fold(c.digest.0, folded));
+    }
+    assert_eq!(Some(worker.digest().0), expected);
+}
+
+#[test]
+fn the_sequencer_reads_no_cell_and_no_payload_of_a_producer() {
+    let region = Region::anonymous(&Config::new().producers(2).workers(1)).unwrap();
+    // A mapping of its own, in which the lanes cannot be read: a single read would be a SIGSEGV.
+    let blind = Region::attach(region.path()).unwrap();
+    let sequencer = Sequencer::open(&blind).unwrap();
+    let mut desk = Desk { region, sequencer };
+    let mut worker = desk.worker("w");
+    let mut producers = [desk.producer("a"), desk.producer("b")];
+    for lane in [1, 2] {
+        blind.map().make_contents_unreadable(lane).unwrap();
+    }
+    let mut got = 0;
+    for n in 0..20_000 {
+        let payload = bytes(if n % 100 == 0 { 1 << 20 } else { n % 90 }, n);
+        while let Err(error) = producers[n % 2].try_submit(0, &payload) {
+            assert!(matches!(error, SubmitError::Full(_)), "{error}");
+            desk.turn();
+            got += drain(&mut worker).len();
+        }
+    }
+    desk.turn();
+    assert_eq!(got + drain(&mut worker).len(), 20_000);
+}
+
+#[test]
+fn a_process_can_write_only_the_pages_of_its_parties() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    let _creator = Region::create(&path, &Config::new().producers(2).workers(2)).unwrap();
+    let _sequencer = Sequencer::spawn(&Region::attach(&path).unwrap(), SequencerConfig::new()).unwrap();
+    let region = Region::attach(&path).unwrap();
+    let base = region.map().control() as *const _ as u64 - region.map().layout().control;
+    let _worker = Worker::join(&region, "w").unwrap();
+    let writable = || -> Vec<std::ops::Range<u64>> {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = |line: &str| {
+            let (range, rest) = line.split_once(' ')?;
+            let (from, to) = range.split_once('-')?;
+            let hex = |text| u64::from_str_radix(text, 16).unwrap();
+            let inside = (base..base + region.map().layout().total).contains(&hex(from));
+            (inside && rest.starts_with("rw")).then(|| hex(from) - base..hex(to) - base)
+        };
+        maps.lines().filter_map(line).collect()
+    };
+    let range = |part| region.map().layout().range(part);
+    assert_eq!(writable(), [range(Part::Bells), range(Part::Worker(0))]);
+    let _producer = Producer::attach(&region, "p").unwrap();
+    let tickets_and_bells = range(Part::Tickets).start..range(Part::Bells).end;
+    assert_eq!(writable(), [tickets_and_bells, range(Part::Lane(1)), range(Part::Worker(0))]);
+}
+
+#[test]
+fn a_newcomer_starts_at_its_own_joining_with_the_digest_of_all() {
+    let mut desk = Desk::new(&Config::new().workers(3));
+    let (mut producer, mut first) = (desk.producer("p"), desk.worker("first"));
+    for n in 0..1000usize {
+        producer.submit(0, &n.to_le_bytes()).unwrap();
+    }
+    desk.turn();
+    // The first has had half of it when the second comes.
+    first.poll_batch(500, |_| ()).unwrap();
+    let mut second = desk.worker("second");
+    for n in 0..10usize {
+        producer.submit(0, &n.to_le_bytes()).unwrap();
+    }
+    desk.turn();
+    let event = second.poll().unwrap().unwrap();
+    assert!(matches!(event, Event::Joined(change) if change.name.as_str() == "second"), "{event:?}");
+    assert_eq!(event.seq(), second.first());
+    assert_eq!(drain(&mut second).len(), 10);
+    assert_eq!(drain(&mut first).len(), 1010 - 500 + 2);
+    assert_eq!((first.next(), first.digest()), (second.next(), second.digest()));
+}
+
+#[test]
+fn leaving_frees_the_gate_at_once_and_all_learn_it_at_one_index() {
+    let mut desk = Desk::new(&tiny());
+    let (mut slow, mut a, mut b) = (desk.worker("slow"), desk.worker("a"), desk.worker("b"));
+    let mut producer = desk.producer("p");
+    for worker in [&mut slow, &mut a, &mut b] {
+        drain(worker);
+    }
+    let mut submitted = 0;
+    loop {
+        match producer.try_submit(0, b"x") {
+            Ok(_) => submitted += 1,
+            Err(error) => {
+                let SubmitError::Full(Full { by: HeldBy::Worker { name, lag, pid, .. } }) = error else {
+                    panic!("{error}")
+                };
+                assert_eq!((name.as_str(), pid), ("slow", std::process::id()));
+                assert!(lag > 0 && error.to_string().contains("slow"), "{error}");
+                break;
+            }
+        }
+        desk.turn();
+        drain(&mut a);
+        drain(&mut b);
+    }
+    assert!(submitted >= 2);
+    slow.leave();
+    desk.turn();
+    producer.try_submit(0, b"y").unwrap();
+    desk.turn();
+    let left = |worker: &mut Worker| {
+        let mut left = None;
+        while let Some(event) = worker.poll().unwrap() {
+            if let Event::Left(change) = event {
+                left = Some(change);
+            }
+        }
+        left.unwrap()
+    };
+    let (at_a, at_b) = (left(&mut a), left(&mut b));
+    assert_eq!(at_a, at_b);
+    assert_eq!(at_a.name.as_str(), "slow");
+}
+
+#[test]
+fn what_nobody_works_on_is_held_for_the_first_to_come() {
+    let mut desk = Desk::new(&tiny());
+    let mut producer = desk.producer("p");
+    let mut sent = Vec::new();
+    loop {
+        let payload = bytes(sent.len() + 1, 5);
+        match producer.try_submit(0, &payload) {
+            Ok(_) => sent.push(payload),
+            Err(error) => {
+                assert_eq!(error, SubmitError::Full(Full { by: HeldBy::NoWorker }));
+                break;
+            }
+        }
+        desk.turn();
+    }
+    let mut worker = desk.worker("w");
+    let mut got = drain(&mut worker);
+    desk.turn();
+    got.extend(drain(&mut worker));
+    assert_eq!(got, sent);
+    // The next to come after it left gets what followed, and nothing twice.
+    worker.leave();
+    desk.turn();
+    producer.try_submit(0, b"later").unwrap();
+    desk.turn();
+    let mut next = desk.worker("next");
+    assert_eq!(drain(&mut next), [b"later"]);
+}
+
+#[test]
+fn what_nobody_works_on_is_folded_and_dropped_where_that_is_asked_for() {
+    let mut desk = Desk::new(&tiny().without_workers(WithoutWorkers::Discard));
+    let mut producer = desk.producer("p");
+    for n in 0..1000 {
+        while producer.try_submit(0, &bytes(n % 64, n)).is_err() {
+            desk.turn();
+        }
+    }
+    desk.turn();
+    let (mut a, mut b) = (desk.worker("a"), desk.worker("b"));
+    assert!(drain(&mut a).is_empty());
+    producer.try_submit(0, b"seen").unwrap();
+    desk.turn();
+    assert_eq!((drain(&mut a), drain(&mut b)), (vec![b"seen".to_vec()], vec![b"seen".to_vec()]));
+    assert_eq!((a.next(), a.digest()), (b.next(), b.digest()));
+}
+
+#[test]
+fn closing_delivers_what_was_submitted_then_the_end_and_refuses_the_rest() {
+    let mut desk = Desk::new(&Config::new().workers(2));
+    let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+    let last = (0..100usize).map(|n| producer.submit(0, &n.to_le_bytes()).unwrap()).last().unwrap();
+    desk.sequencer.close();
+    assert_eq!(producer.try_submit(0, b"late"), Err(SubmitError::Closed));
+    assert_eq!(producer.submit(0, b"late"), Err(SubmitError::Closed));
+    assert_eq!(producer.next_index(), last + 1);
+    while !desk.sequencer.poll(16).unwrap().closed {}
+    assert_eq!(desk.region.snapshot().state, State::Closed);
+    let mut commands = 0;
+    let end = loop {
+        match worker.recv().unwrap() {
+            Event::Command(_) => commands += 1,
+            Event::Closed { seq, epoch: 1 } => break seq,
+            other => assert!(matches!(other, Event::Joined(_) | Event::ProducerAttached { .. }), "{other:?}"),
+        }
+    };
+    assert_eq!(commands, 100);
+    assert_eq!(worker.recv(), Err(WorkerError::Closed));
+    assert!(matches!(producer.wait_sequenced(last), Ok(Sequenced::At(at)) if at < end));
+
+    // The next sequencer reopens it: the same parties go on.
+    let Desk { region, sequencer } = desk;
+    drop(sequencer);
+    let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+    assert_eq!(producer.submit(0, b"again").unwrap(), last + 1);
+    desk.turn();
+    assert!(matches!(worker.recv().unwrap(), Event::Opened { epoch: 2, .. }));
+    assert!(matches!(worker.recv().unwrap(), Event::Command(c) if c.payload == b"again"));
+}
+
+#[test]
+fn closing_frees_producers_that_wait() {
+    let region = Region::anonymous(&tiny().order_slots(4)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let _idle = Worker::join(&region, "idle").unwrap();
+    let producers = [Producer::attach(&region, "a").unwrap(), Producer::attach(&region, "b").unwrap()];
+    let waiting = producers.map(|mut producer| {
+        thread::spawn(move || {
+            let first_error = (0..).find_map(|_| producer.submit(0, b"x").err());
+            (first_error, producer.next_index())
+        })
+    });
+    while region.snapshot().tickets_waiting == 0 {
+        thread::yield_now();
+    }
+    // The worker never moves, so the end does not get into the order; the producers are let go all the same.
+    let closing = thread::spawn({
+        let config = SequencerConfig::new().close_timeout(Duration::from_millis(200));
+        drop(sequencer);
+        let sequencer = Sequencer::spawn(&region, config).unwrap();
+        move || sequencer.close().unwrap()
+    });
+    for producer in waiting {
+        assert_eq!(producer.join().unwrap().0, Some(SubmitError::Closed));
+    }
+    assert!(!closing.join().unwrap().closed);
+}
+
+#[test]
+fn two_sequencers_and_two_of_a_name_are_refused_with_the_holder() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let first = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let pid = std::process::id().to_string();
+    for again in [region.clone(), Region::attach(region.path()).unwrap()] {
+        let error = Sequencer::open(&again).unwrap_err();
+        assert!(
+            matches!(error, SequencerError::Running { .. }) && error.to_string().contains(&pid),
+            "{error}"
+        );
+    }
+    let _worker = Worker::join(&region, "same").unwrap();
+    let _producer = Producer::attach(&region, "same").unwrap();
+    let error = Worker::join(&region, "same").unwrap_err();
+    assert!(matches!(error, AttachError::NameTaken { what: "worker", .. }), "{error}");
+    let error = Producer::attach(&region, "same").unwrap_err();
+    assert!(matches!(error, AttachError::NameTaken { what: "producer", .. }), "{error}");
+    assert!(error.to_string().contains(&pid), "{error}");
+    first.stop().unwrap();
+    Sequencer::open(&region).unwrap();
+}
+
+#[test]
+fn names_raced_for_go_to_one() {
+    let region = Region::anonymous(&Config::new().workers(8).producers(8)).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    for round in 0..50 {
+        let name = format!("round-{round}");
+        let parties: Vec<_> = (0..4)
+            .map(|_| {
+                let (region, name) = (region.clone(), name.clone());
+                thread::spawn(move || (Worker::join(&region, &name), Producer::attach(&region, &name)))
+            })
+            .collect();
+        let parties: Vec<_> = parties.into_iter().map(|p| p.join().unwrap()).collect();
+        let joined = parties.iter().filter(|(worker, _)| worker.is_ok()).count();
+        let attached = parties.iter().filter(|(_, producer)| producer.is_ok()).count();
+        assert_eq!((joined, attached), (1, 1), "round {round}: {parties:#?}");
+        for (worker, _) in parties {
+            match worker {
+                // It sees what happened, so that the next rounds find room.
+                Ok(mut worker) => drop(drain(&mut worker)),
+                Err(error) => assert!(matches!(error, AttachError::NameTaken { .. }), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn more_than_configured_are_refused_with_the_limit_and_the_holders() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let options = JoinOptions::new().timeout(Duration::from_millis(50));
+    let workers: Vec<_> = (0..3).map(|n| Worker::join(&region, &format!("w{n}")).unwrap()).collect();
+    let error = Worker::join_with(&region, "w3", &options).unwrap_err().to_string();
+    assert!(error.contains("all 3 workers") && error.contains("w2"), "{error}");
+    let options = AttachOptions::new().timeout(Duration::from_millis(50));
+    let _producers: Vec<_> = (0..2).map(|n| Producer::attach(&region, &format!("p{n}")).unwrap()).collect();
+    let error = Producer::attach_with(&region, "p2", &options).unwrap_err().to_string();
+    assert!(error.contains("all 2 producers") && error.contains("p1"), "{error}");
+    // A place that is left is taken by the next, many times over.
+    drop(workers);
+    for n in 0..200 {
+        Worker::join(&region, &format!("guest-{n}")).unwrap();
+    }
+}
+
+#[test]
+fn a_producer_that_returns_goes_on_and_another_gets_the_lane_when_it_is_passed() {
+    // Bytes for what a claim that dies takes, too.
+    let mut desk = Desk::new(&tiny().producers(1).lane_bytes(512));
+    let mut worker = desk.worker("w");
+    let mut producer = desk.producer("p");
+    assert_eq!(producer.attached(), Attached::New);
+    producer.submit(0, &bytes(60, 1)).unwrap();
+    // A claim that is never committed dies with it.
+    std::mem::forget(producer.claim(0, 50).unwrap());
+    drop(producer);
+    let mut producer = desk.producer("p");
+    assert_eq!(producer.attached(), Attached::Resumed { next: 1 });
+    producer.submit(0, &bytes(61, 2)).unwrap();
+    let number = producer.number();
+    drop(producer);
+    // Its commands are not passed yet: a new name has to wait.
+    let options = AttachOptions::new().timeout(Duration::from_millis(50));
+    let error = desk.attach(|region| Producer::attach_with(region, "q", &options)).unwrap_err();
+    assert!(matches!(error, AttachError::TimedOut { held: HeldBy::Worker { .. }, .. }), "{error}");
+    assert_eq!(drain(&mut worker), [bytes(60, 1), bytes(61, 2)]);
+    let mut other = desk.producer("q");
+    assert_eq!(other.attached(), Attached::New);
+    assert!(other.number() > number);
+    assert_eq!(other.submit(0, b"q").unwrap(), 0);
+    desk.turn();
+    assert_eq!(drain(&mut worker), [b"q"]);
+}
+
+#[test]
+fn without_a_sequencer_all_say_so() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let options = AttachOptions::new().timeout(Duration::from_millis(20));
+    let error = Producer::attach_with(&region, "p", &options).unwrap_err();
+    assert!(matches!(error, AttachError::NoSequencer { .. }), "{error}");
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let (mut producer, mut worker) =
+        (Producer::attach(&region, "p").unwrap(), Worker::join(&region, "w").unwrap());
+    sequencer.stop().unwrap();
+    // What has room is taken, and waits.
+    let last = (0..2).map(|n| producer.try_submit(0, &[n]).unwrap()).last().unwrap();
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let full = SubmitError::Full(Full { by: HeldBy::NoSequencer });
+    assert_eq!(producer.submit_deadline(0, b"x", soon()), Err(full));
+    let late = producer.wait_sequenced_deadline(last, soon());
+    assert_eq!(late, Err(WaitError::Late { index: last, by: HeldBy::NoSequencer }));
+    let ahead = producer.wait_sequenced(last + 1);
+    assert_eq!(ahead, Err(WaitError::NotSubmitted { index: last + 1, next: last + 1 }));
+    let _next = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    assert!(matches!(producer.wait_sequenced(last), Ok(Sequenced::At(_))));
+    let mut got = 0;
+    while got < 2 {
+        got += usize::from(matches!(worker.recv().unwrap(), Event::Command(_)));
+    }
+}
+
+#[test]
+fn a_ticket_that_cannot_be_right_costs_its_producer_the_lane_and_nobody_else_anything() {
+    use seriatim_ring::sync::AtomicU64;
+    use seriatim_ring::tickets::{Enqueuer, Ticket};
+    let mut desk = Desk::new(&Config::new().producers(2).workers(1));
+    let (mut wild, mut tame) = (desk.producer("wild"), desk.producer("tame"));
+    let mut worker = desk.worker("w");
+    wild.submit(0, b"before").unwrap();
+    let mut forge = Enqueuer::new(0);
+    let none = AtomicU64::new(0);
+    for (lane, count) in [(1, 4000), (77, 1), (0, 1), (2, 0)] {
+        forge.enqueue(&desk.region.map().tickets(), Ticket::Cells { lane, count }, &none).unwrap();
+        desk.turn();
+    }
+    // The last forged one was in the name of the tame producer, which thus is not heard either until it
+    // attaches again.
+    drop(tame);
+    tame = desk.producer("tame");
+    wild.submit(0, b"not heard").unwrap();
+    tame.submit(0, b"heard").unwrap();
+    desk.turn();
+    assert_eq!(wild.wait_sequenced(1), Err(WaitError::Fenced));
+    let mut fenced = Vec::new();
+    let mut heard = Vec::new();
+    while let Some(event) = worker.poll().unwrap() {
+        match event {
+            Event::ProducerFenced { lane, .. } => fenced.push(lane),
+            Event::Command(c) => heard.push(c.payload.to_vec()),
+            _ => {}
+        }
+    }
+    assert_eq!(fenced, [1, 2]);
+    assert_eq!(heard, [&b"before"[..], b"heard"]);
+    // Attached again, it is heard again.
+    drop(wild);
+    let mut wild = desk.producer("wild");
+    wild.submit(0, b"tamed").unwrap();
+    desk.turn();
+    assert_eq!(drain(&mut worker), [b"tamed"]);
+}
+
+#[test]
+fn the_last_index_is_an_error_and_not_a_wrap() {
+    let mut desk = Desk::new(&Config::new().first_index(Seq::MAX.get() - 10));
+    let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+    let error = loop {
+        match producer.try_submit(0, b"x") {
+            Ok(_) => {}
+            Err(SubmitError::Closed) => unreachable!("the sequencer says so first"),
+            Err(error) => panic!("{error}"),
+        }
+        if let Err(error) = desk.sequencer.poll(1) {
+            break error;
+        }
+    };
+    assert!(matches!(error, SequencerError::Exhausted { last } if last == Seq::MAX), "{error}");
+    assert_eq!(producer.try_submit(0, b"x"), Err(SubmitError::Closed));
+    assert_eq!(desk.region.snapshot().state, State::Exhausted);
+    assert_eq!(drain(&mut worker).len(), 8);
+}
+
+#[test]
+fn an_observer_delivers_or_names_everything_and_never_a_mix() {
+    for (cells, lane_bytes, len) in [(4, 256, 64), (4, 256, 40), (8, 4 << 20, 1 << 20)] {
+        let config =
+            Config::new().order_slots(4).lane_cells(cells).lane_bytes(lane_bytes).producers(2).workers(1);
+        let region = Region::anonymous(&config).unwrap();
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let mut worker = Worker::join(&region, "w").unwrap();
+        let mut observer = Observer::attach(&Region::attach_read_only(region.path()).unwrap()).unwrap();
+        let start = observer.next();
+        let commands = if len > 4096 { 20 } else { 5_000u64 };
+        let done = AtomicBool::new(false);
+        let (seen, missed) = thread::scope(|scope| {
+            for name in ["a", "b"] {
+                let region = &region;
+                scope.spawn(move || {
+                    let mut producer = Producer::attach(region, name).unwrap();
+                    for n in 0..commands {
+                        producer.submit(0, &vec![n as u8 ^ name.as_bytes()[0]; len]).unwrap();
+                    }
+                });
+            }
+            let reading = scope.spawn(|| {
+                let (mut seen, mut missed, mut expected) = (0, 0, start);
+                loop {
+                    let ended = done.load(Ordering::Acquire);
+                    match observer.poll().unwrap() {
+                        Some(Observed::Event(event)) => {
+                            assert_eq!(event.seq(), expected);
+                            expected = expected.plus(1);
+                            seen += 1;
+                            if let Event::Command(c) = event {
+                                assert_eq!(c.payload.len(), len);
+                                assert!(c.payload.iter().all(|&b| b == c.payload[0]), "a mix at {}", c.seq);
+                            }
+                        }
+                        Some(Observed::Missed { from, to }) => {
+                            assert_eq!(from, expected);
+                            assert!(to > from);
+                            missed += to.since(from);
+                            expected = to;
+                        }
+                        None if ended => return (seen, missed),
+                        None => thread::yield_now(),
+                    }
+                }
+            });
+            let mut got = 0;
+            while got < 2 * commands {
+                got += u64::from(matches!(worker.recv().unwrap(), Event::Command(_)));
+            }
+            done.store(true, Ordering::Release);
+            reading.join().unwrap()
+        });
+        assert_eq!(seen + missed, region.snapshot().next.since(start));
+        assert_eq!(missed, observer.missed());
+        sequencer.stop().unwrap();
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    let config = Config::new().order_slots(8).lane_cells(4).lane_bytes(256).producers(3).workers(3);
+    let region = Region::anonymous(&config).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let workers: Vec<_> = (0..3)
+        .map(|n| {
+            let mut worker = Worker::join(&region, &format!("w{n}")).unwrap();
+            thread::spawn(move || {
+                let mut digests = 0;
+                while let Ok(event) = worker.recv() {
+                    if matches!(event, Event::Closed { .. }) {
+                        break;
+                    }
+                    digests += 1;
+                }
+                (digests, worker.next(), worker.digest())
+            })
+        })
+        .collect();
+    let turns = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for name in 0..3u64 {
+            let (region, turns) = (&region, &turns);
+            scope.spawn(move || {
+                let mut producer = Producer::attach(region, &format!("p{name}")).unwrap();
+                for n in 0..5_000u64 {
+                    let index = producer.submit(0, &vec![1; (n % 120) as usize]).unwrap();
+                    // Now and then everybody comes to rest, for as long as it takes to lie down.
+                    if n % 64 == name {
+                        producer.wait_sequenced(index).unwrap();
+                        for _ in 0..turns.fetch_add(1, Ordering::Relaxed) % 200 {
+                            thread::yield_now();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    assert!(sequencer.close().unwrap().closed);
+    let results: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
+    assert!(results.iter().all(|r| (r.1, r.2) == (results[0].1, results[0].2)));
+    assert_eq!(wait::LOST.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_region_that_is_opened_read_only_can_be_watched_and_not_joined() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let looking = Region::attach_read_only(region.path()).unwrap();
+    for error in [
+        Worker::join(&looking, "w").unwrap_err(),
+        Producer::attach(&looking, "p").unwrap_err(),
+        match Sequencer::open(&looking).unwrap_err() {
+            SequencerError::Attach(error) => error,
+            other => panic!("{other}"),
+        },
+    ] {
+        assert!(matches!(error, AttachError::ReadOnly { .. }), "{error}");
+        assert!(error.to_string().contains("needs write access"), "{error}");
+    }
+    assert_eq!(looking.snapshot().epoch, 1);
+    Observer::attach(&looking).unwrap();
+}
+
+#[test]
+fn a_dead_worker_gates_no_longer() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut alive = Worker::join(&region, "alive").unwrap();
+    let dead = Worker::join(&region, "dead").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    dead.fall();
+    let sent = 1000;
+    let submitting = thread::spawn(move || {
+        for _ in 0..sent {
+            producer.submit(0, b"x").unwrap();
+        }
+    });
+    let (mut got, mut left) = (0, None);
+    while got < sent {
+        match alive.recv().unwrap() {
+            Event::Command(_) => got += 1,
+            Event::Left(change) => left = Some(change.name),
+            _ => {}
+        }
+    }
+    submitting.join().unwrap();
+    assert_eq!(left.map(|n| n.to_string()), Some("dead".into()));
+}
+
+#[test]
+fn producers_can_be_sent_and_not_shared() {
+    fn is_send<T: Send>() {}
+    is_send::<Producer>();
+    is_send::<Worker>();
+    is_send::<Sequencer>();
+    // `Producer: !Sync` is a compile-fail example at `Producer`.
+}
