@@ -1,0 +1,164 @@
+//! Arguments that several commands share, and the parsers of their values.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use seriatim::Config;
+
+/// How large the parts of a region are. What is not given is the library's choice.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Sizes {
+    /// Run descriptors in the order ring: how far, in runs, the slowest worker may be behind [a power of two]
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub(crate) slots: Option<u64>,
+    /// Commands that one producer may have outstanding [a power of two]
+    #[arg(long, value_name = "N", value_parser = size)]
+    pub(crate) lane_cells: Option<u64>,
+    /// Payload bytes that one producer may have outstanding; the largest command is half of it [a power of
+    /// two; K, M and G are taken]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) lane_bytes: Option<u64>,
+}
+
+impl Sizes {
+    pub(crate) fn apply(&self, mut config: Config) -> Config {
+        if let Some(slots) = self.slots {
+            config = config.order_slots(slots);
+        }
+        if let Some(cells) = self.lane_cells {
+            config = config.lane_cells(cells);
+        }
+        if let Some(bytes) = self.lane_bytes {
+            config = config.lane_bytes(bytes);
+        }
+        config
+    }
+}
+
+/// A number, with K, M or G for its multiples by 1024.
+pub(crate) fn size(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "m" | "MiB" => 20,
+        "G" | "g" | "GiB" => 30,
+        unit => bail!("`{unit}` is no unit: K, M and G are"),
+    };
+    let number: u64 = digits.parse().with_context(|| format!("`{digits}` is no number"))?;
+    number.checked_mul(1 << shift).with_context(|| format!("{text} is too large"))
+}
+
+/// Permission bits in octal.
+pub(crate) fn mode(text: &str) -> Result<u32> {
+    let digits = text.strip_prefix("0o").unwrap_or(text);
+    let mode = u32::from_str_radix(digits, 8).with_context(|| format!("`{text}` is no octal number"))?;
+    ensure!(mode <= 0o777, "{mode:o} is beyond 777");
+    Ok(mode)
+}
+
+/// A group by its name or number.
+pub(crate) fn group(text: &str) -> Result<u32> {
+    if let Ok(gid) = text.parse() {
+        return Ok(gid);
+    }
+    match nix::unistd::Group::from_name(text) {
+        Ok(Some(group)) => Ok(group.gid.as_raw()),
+        Ok(None) => bail!("there is no group `{text}`"),
+        Err(error) => Err(error).with_context(|| format!("cannot look up group `{text}`")),
+    }
+}
+
+/// Which CPUs the parties of `run` are pinned to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Pin {
+    /// One CPU each when there are enough of them, none otherwise.
+    Auto,
+    /// No pinning.
+    None,
+    /// Dealt out in turn.
+    Cpus(Vec<usize>),
+}
+
+impl FromStr for Pin {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Pin> {
+        match text {
+            "auto" => Ok(Pin::Auto),
+            "none" => Ok(Pin::None),
+            list => Ok(Pin::Cpus(cpus(list)?)),
+        }
+    }
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pin::Auto => f.write_str("auto"),
+            Pin::None => f.write_str("none"),
+            Pin::Cpus(cpus) => {
+                let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
+                f.write_str(&cpus.join(","))
+            }
+        }
+    }
+}
+
+/// CPU numbers as the kernel writes them: `0,2,4-7`.
+fn cpus(list: &str) -> Result<Vec<usize>> {
+    let mut cpus = Vec::new();
+    for part in list.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| {
+            text.parse::<u16>()
+                .map(usize::from)
+                .with_context(|| format!("`{list}` is neither `auto`, `none` nor CPU numbers like 0,2,4-7"))
+        };
+        let (first, last) = (number(first)?, number(last)?);
+        ensure!(first <= last, "`{part}` counts backwards");
+        cpus.extend(first..=last);
+    }
+    Ok(cpus)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_take_units() {
+        assert_eq!(size("4096").unwrap(), 4096);
+        assert_eq!(size("64K").unwrap(), 65_536);
+        assert_eq!(size("1GiB").unwrap(), 1 << 30);
+        assert!(size("M").is_err());
+        assert!(size("12x").is_err());
+        assert!(size("-1").is_err());
+        assert!(size("17179869184G").is_err());
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!(mode("660").unwrap(), 0o660);
+        assert!(mode("888").is_err());
+        assert!(mode("7777").is_err());
+    }
+
+    #[test]
+    fn pins_are_lists_with_ranges() {
+        assert_eq!("0,2,4-6".parse::<Pin>().unwrap(), Pin::Cpus(vec![0, 2, 4, 5, 6]));
+        assert_eq!("none".parse::<Pin>().unwrap(), Pin::None);
+        assert!("some".parse::<Pin>().is_err());
+        assert!("3-1".parse::<Pin>().is_err());
+        assert!("".parse::<Pin>().is_err());
+    }
+
+    #[test]
+    fn groups_go_by_name_or_number() {
+        assert_eq!(group("1234").unwrap(), 1234);
+        assert_eq!(group("root").unwrap(), 0);
+        assert!(group("no such group").is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! `seriatim create`: a new region, completely or not at all.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::Serialize;
+use seriatim::{Config, Region};
+
+use crate::Outcome;
+use crate::args::{Sizes, group, mode};
+use crate::output::{self, GeometryReport, Report};
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim create /dev/shm/orders
+  seriatim create /dev/shm/orders --lane-bytes 64M --producers 2 --mode 660 --group engine";
+
+/// Create a region.
+///
+/// All its memory is taken at once, so that nothing can run out of it later: if there is not enough, nothing
+/// is made. Put it on a file system in memory, like /dev/shm.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The file to make; there must be none of that name
+    path: PathBuf,
+    #[command(flatten)]
+    sizes: Sizes,
+    /// How many producers may be attached at a time
+    #[arg(long, value_name = "N")]
+    producers: Option<u64>,
+    /// How many workers may be attached at a time
+    #[arg(long, value_name = "N")]
+    workers: Option<u64>,
+    /// Permission bits, in octal, whatever the umask [default: 600]
+    #[arg(long, value_name = "OCTAL", value_parser = mode)]
+    mode: Option<u32>,
+    /// Group that owns the file, by name or number
+    #[arg(long, value_name = "GROUP", value_parser = group)]
+    group: Option<u32>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let mut config = self.sizes.apply(Config::new());
+        if let Some(producers) = self.producers {
+            config = config.producers(producers);
+        }
+        if let Some(workers) = self.workers {
+            config = config.workers(workers);
+        }
+        if let Some(mode) = self.mode {
+            config = config.mode(mode);
+        }
+        if let Some(group) = self.group {
+            config = config.group(group);
+        }
+        let region = Region::create(&self.path, &config)?;
+        let report = CreateReport {
+            path: self.path.display().to_string(),
+            uuid: region.uuid().to_string(),
+            bytes: config.region_bytes()?,
+            geometry: region.geometry().into(),
+        };
+        output::print(&report, self.json)?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct CreateReport {
+    path: String,
+    uuid: String,
+    bytes: u64,
+    geometry: GeometryReport,
+}
+
+impl Report for CreateReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}: {} bytes; {}", self.path, self.bytes, self.geometry)
+    }
+}

@@ -1,0 +1,145 @@
+//! `seriatim inspect`: what a region file is made of, also when nobody serves it or it is damaged.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use serde::Serialize;
+use seriatim::{Identity, Inspection, Section};
+
+use crate::Outcome;
+use crate::output::{self, Align, GeometryReport, Report, Table};
+
+const EXIT_CODES: &str = "\
+Exit code: 0 when nothing is wrong with it, 1 when it is damaged, 2 when it is no region or cannot be read.";
+
+/// Show what a region file is made of: identity, sizes, sections.
+///
+/// Reads the file and changes nothing; works on a region that nobody serves, and on a damaged one as far as
+/// it can be read, saying what is wrong.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let report = InspectReport::from(&seriatim::inspect(&self.path)?);
+        output::print(&report, self.json)?;
+        Ok(if report.problems.is_empty() { Outcome::Done } else { Outcome::Problem })
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct InspectReport {
+    path: String,
+    bytes: u64,
+    resident_bytes: u64,
+    /// In octal, as `ls` and `create --mode` have it.
+    mode: String,
+    uid: u32,
+    gid: u32,
+    /// What the header says, if it can be believed.
+    identity: Option<IdentityReport>,
+    sections: Vec<SectionRow>,
+    problems: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct IdentityReport {
+    version: u32,
+    uuid: String,
+    boot_id: String,
+    /// Seconds since 1970.
+    created: u64,
+    first_index: u64,
+    geometry: GeometryReport,
+}
+
+#[derive(Debug, Serialize)]
+struct SectionRow {
+    name: &'static str,
+    offset: u64,
+    bytes: u64,
+    writer: &'static str,
+}
+
+impl From<&Inspection> for InspectReport {
+    fn from(inspection: &Inspection) -> InspectReport {
+        InspectReport {
+            path: inspection.path.display().to_string(),
+            bytes: inspection.file_bytes,
+            resident_bytes: inspection.resident_bytes,
+            mode: format!("{:o}", inspection.mode),
+            uid: inspection.owner,
+            gid: inspection.group,
+            identity: inspection.identity.as_ref().map(IdentityReport::from),
+            sections: inspection.sections.iter().map(SectionRow::from).collect(),
+            problems: inspection.problems.clone(),
+        }
+    }
+}
+
+impl From<&Identity> for IdentityReport {
+    fn from(identity: &Identity) -> IdentityReport {
+        IdentityReport {
+            version: identity.version,
+            uuid: identity.uuid.to_string(),
+            boot_id: identity.boot_id.to_string(),
+            created: identity.created,
+            first_index: identity.first_index,
+            geometry: identity.geometry.into(),
+        }
+    }
+}
+
+impl From<&Section> for SectionRow {
+    fn from(section: &Section) -> SectionRow {
+        SectionRow {
+            name: section.name,
+            offset: section.offset,
+            bytes: section.bytes,
+            writer: section.writer,
+        }
+    }
+}
+
+impl Report for InspectReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let InspectReport { path, bytes, resident_bytes, mode, uid, gid, .. } = self;
+        writeln!(out, "{path}: {bytes} bytes, {resident_bytes} in memory, mode {mode}, owner {uid}:{gid}")?;
+        if let Some(identity) = &self.identity {
+            writeln!(out, "region {}, format version {}", identity.uuid, identity.version)?;
+            writeln!(out, "made at {} (Unix time) in boot {}", identity.created, identity.boot_id)?;
+            writeln!(out, "{}, first index {}", identity.geometry, identity.first_index)?;
+        }
+        if !self.sections.is_empty() {
+            writeln!(out)?;
+            self.section_table().write(out)?;
+        }
+        for problem in &self.problems {
+            writeln!(out, "problem: {problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl InspectReport {
+    fn section_table(&self) -> Table<4> {
+        let mut table = Table::new([
+            ("SECTION", Align::Left),
+            ("OFFSET", Align::Right),
+            ("BYTES", Align::Right),
+            ("WRITTEN BY", Align::Left),
+        ]);
+        for row in &self.sections {
+            table.row([row.name.into(), row.offset.to_string(), row.bytes.to_string(), row.writer.into()]);
+        }
+        table
+    }
+}

@@ -1,0 +1,50 @@
+//! The commands, one file each.
+
+mod create;
+mod inspect;
+mod remove;
+mod run;
+mod sequence;
+mod stat;
+mod submit;
+mod tail;
+mod worker;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use crate::Outcome;
+
+/// What `seriatim` can be told to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(run::Args),
+    Create(create::Args),
+    Remove(remove::Args),
+    Sequence(sequence::Args),
+    Submit(submit::Args),
+    Worker(worker::Args),
+    Tail(tail::Args),
+    Stat(stat::Args),
+    Inspect(inspect::Args),
+    /// One producer or worker of `run`, in a process of its own.
+    #[command(hide = true)]
+    Party(crate::crew::PartyArgs),
+}
+
+impl Command {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        match self {
+            Self::Run(args) => args.run(),
+            Self::Create(args) => args.run(),
+            Self::Remove(args) => args.run(),
+            Self::Sequence(args) => args.run(),
+            Self::Submit(args) => args.run(),
+            Self::Worker(args) => args.run(),
+            Self::Tail(args) => args.run(),
+            Self::Stat(args) => args.run(),
+            Self::Inspect(args) => args.run(),
+            Self::Party(args) => args.run(),
+        }
+    }
+}

@@ -1,0 +1,597 @@
+//! `seriatim run`: the main job. Every line of a file goes through one order to every worker, and the proof
+//! of it is printed.
+//!
+//! Nothing of a run has a name in a file system: the region, the submit times and the shared copy of the
+//! input are anonymous files that other processes open through `/proc/PID/fd`. So nothing is left behind, not
+//! even when this process and all its children are killed at once.
+
+use std::fs::File;
+use std::io::{self, IsTerminal, Write};
+use std::mem;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::{ValueEnum, value_parser};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use seriatim::shared::Stamps;
+use seriatim::{
+    Config, Geometry, Region, Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats,
+    Wait, affinity,
+};
+
+use crate::Outcome;
+use crate::args::{Pin, Sizes};
+use crate::crew::{Crew, Shared};
+use crate::input::Lines;
+use crate::output::{self, Align, Report, Table, bytes, complain, grouped, time_ns};
+use crate::party::{self, Job, Message, Part, ProducerReport, Role, WorkerReport};
+use crate::proof::{self, Tally};
+use crate::signal::Stop;
+
+/// Commands in one ticket when nobody says otherwise and the lane has room for them.
+const DEFAULT_BATCH: u64 = 64;
+
+/// The end has to wait until the slowest worker makes room for it. A worker that died ends the run earlier.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim run commands.txt                               2 producers, 4 workers, a process each
+  seriatim run commands.txt --producers 4 --repeat 200    four producers share 200 copies of the file
+  seq 1000000 | seriatim run - --as threads --json        standard input, threads, the report as JSON
+
+Exit code: 0 if every worker received every command once, in one order; 1 if not; 2 if it could not run.";
+
+/// Put every line of a file into one order, deliver it to every worker, and prove it.
+///
+/// Makes a private region, shares the lines out among producers, lets one sequencer order them, and checks
+/// that every worker received every line once and in the same order. Nothing is left behind.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The commands, one a line; - is standard input
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// How many producers share the lines
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = value_parser!(u64).range(1..=1000))]
+    producers: u64,
+    /// How many workers each receive all lines
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u64).range(1..=1024))]
+    workers: u64,
+    /// What producers and workers are
+    #[arg(long = "as", value_name = "WHAT", value_enum, default_value_t = As::Processes)]
+    kind: As,
+    /// Submit the whole input N times over
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
+    repeat: u64,
+    #[command(flatten)]
+    sizes: Sizes,
+    /// Commands in one ticket at most [default: 64, fewer when they are large]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    batch: Option<u64>,
+    /// How everybody waits: spin, yield or park
+    #[arg(long, value_name = "HOW", default_value_t = Wait::Park)]
+    wait: Wait,
+    /// CPUs for the sequencer, the workers and the producers in turn: numbers like 0,2,4-7, none, or auto (a
+    /// CPU each if there are enough)
+    #[arg(long, value_name = "CPUS", default_value_t = Pin::Auto)]
+    pin: Pin,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum As {
+    Processes,
+    Threads,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let lines = Arc::new(Lines::read(&self.file)?);
+        let plan = Plan::new(&self, &lines)?;
+        let stop = Stop::install()?;
+        let mut run = Run::set(&self, &plan, &lines, &stop)?;
+        // From here on something has run: what goes wrong is a finding.
+        match run.go(plan.commands) {
+            Ok(raw) => self.report(&plan, &lines, raw),
+            Err(error) if stop.asked() => Err(error),
+            Err(error) => {
+                complain(format_args!("{}", output::causes(&error)));
+                Ok(Outcome::Problem)
+            }
+        }
+    }
+
+    fn report(&self, plan: &Plan, lines: &Lines, raw: Raw) -> Result<Outcome> {
+        // After the run, so that it takes no time from it.
+        let expected = proof::expected(lines, self.repeat, self.producers as usize);
+        let differences = proof::differences(&expected, &raw.workers, raw.next);
+        let report = RunReport::new(self, plan, &expected, raw, differences)?;
+        output::print(&report, self.json)?;
+        if report.agree {
+            return Ok(Outcome::Done);
+        }
+        for difference in &report.differences {
+            complain(format_args!("{difference}"));
+        }
+        Ok(Outcome::Problem)
+    }
+}
+
+// ---- before -----------------------------------------------------------------------------------------------
+
+/// What follows from the arguments and the input.
+struct Plan {
+    config: Config,
+    /// Sequencer, workers, producers.
+    cpus: Vec<Option<usize>>,
+    pinning: String,
+    commands: u64,
+}
+
+impl Plan {
+    fn new(args: &Args, lines: &Lines) -> Result<Plan> {
+        let (count, repeat) = (lines.len(), args.repeat);
+        let commands = count.checked_mul(repeat);
+        let commands = commands
+            .with_context(|| format!("{count} lines {repeat} times are too many commands to count"))?;
+        let sizes = fit(&args.sizes, lines)?;
+        let config = sizes.apply(Config::new().producers(args.producers).workers(args.workers));
+        let (cpus, pinning) = deal_cpus(&args.pin, 1 + args.workers + args.producers)?;
+        Ok(Plan { config, cpus, pinning, commands })
+    }
+}
+
+/// The asked sizes, with lanes in which the largest line has room.
+fn fit(asked: &Sizes, lines: &Lines) -> Result<Sizes> {
+    let largest = lines.iter().map(<[u8]>::len).max().unwrap_or(0);
+    let max = asked.apply(Config::new()).max_payload();
+    if largest as u64 <= max {
+        return Ok(asked.clone());
+    }
+    let needed = (2 * largest.next_multiple_of(64) as u64).next_power_of_two();
+    if let Some(bytes) = asked.lane_bytes {
+        let number = lines.iter().position(|line| line.len() == largest).unwrap_or(0) + 1;
+        bail!(
+            "--lane-bytes {bytes} allows commands of up to {max} bytes, but line {number} has {largest}: \
+             {needed} would do"
+        );
+    }
+    Ok(Sizes { lane_bytes: Some(needed), ..asked.clone() })
+}
+
+/// A CPU or none for each party, and how to say so.
+fn deal_cpus(pin: &Pin, parties: u64) -> Result<(Vec<Option<usize>>, String)> {
+    let allowed = affinity::allowed();
+    let cpus = match pin {
+        Pin::Cpus(cpus) => cpus,
+        Pin::Auto if allowed.len() as u64 >= parties => &allowed,
+        Pin::Auto => {
+            let why = format!("not pinned: {parties} parties, {} CPUs", allowed.len());
+            return Ok((vec![None; parties as usize], why));
+        }
+        Pin::None => return Ok((vec![None; parties as usize], "not pinned".into())),
+    };
+    if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+        bail!("CPU {cpu} is not among those allowed to this process: {}", Pin::Cpus(allowed.clone()));
+    }
+    let dealt = cpus.iter().copied().cycle().map(Some).take(parties as usize).collect();
+    Ok((
+        dealt,
+        format!("pinned to CPUs {}", Pin::Cpus(cpus.iter().copied().take(parties as usize).collect())),
+    ))
+}
+
+/// A copy of the input without a name, and where other processes find it.
+fn share(lines: &Lines) -> Result<(File, PathBuf)> {
+    let memory = Path::new("/dev/shm");
+    let folder = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+    let mut file = tempfile::tempfile_in(&folder)
+        .with_context(|| format!("cannot make a temporary file in {}", folder.display()))?;
+    file.write_all(lines.bytes())
+        .with_context(|| format!("cannot copy the input into {}", folder.display()))?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    Ok((file, path.into()))
+}
+
+// ---- the run ----------------------------------------------------------------------------------------------
+
+/// A run whose parties are all attached and wait for the word.
+struct Run<'a> {
+    /// Only away while it is listened to.
+    crew: Option<Crew>,
+    region: Region,
+    order: Order,
+    bar: ProgressBar,
+    stop: &'a Stop,
+    /// Kept for the children, who have opened it by now or will not any more.
+    _input: File,
+}
+
+/// How far the order has come.
+enum Order {
+    Open(SequencerHandle),
+    Closing(JoinHandle<Result<SequencerStats, SequencerError>>),
+    Closed(SequencerStats),
+    Failed,
+}
+
+/// What a run measured.
+struct Raw {
+    producers: Vec<ProducerReport>,
+    workers: Vec<WorkerReport>,
+    sequencer: SequencerStats,
+    next: u64,
+    runs: u64,
+    /// When the word to go was given, by the clock of the stamps.
+    went_ns: u64,
+}
+
+impl<'a> Run<'a> {
+    fn set(args: &Args, plan: &Plan, lines: &Arc<Lines>, stop: &'a Stop) -> Result<Run<'a>> {
+        let region = Region::anonymous(&plan.config).context("cannot make a region")?;
+        let (input, input_path) = share(lines)?;
+        let job = job(args, &region, input_path);
+        let stamps = Stamps::create((job.stamps_each * args.producers) as usize)
+            .context("cannot make the table of submit times")?;
+        let sequencer = Sequencer::spawn(&region, sequencer_config(args, plan));
+        let order = Order::Open(sequencer.context("cannot start the sequencer")?);
+        let shared = Shared {
+            job: Arc::new(Job { stamps: stamps.path(), ..job }),
+            region: region.clone(),
+            stamps: Arc::new(stamps),
+            lines: Arc::clone(lines),
+        };
+        // The bar begins with the first command.
+        let bar = ProgressBar::hidden();
+        let mut run = Run { crew: Some(Crew::new(shared)), region, order, bar, stop, _input: input };
+        // Workers first: each then sees every producer come and every command.
+        let (workers, producers) = plan.cpus[1..].split_at(args.workers as usize);
+        run.start(Role::Worker, workers, args.kind)?;
+        run.start(Role::Producer, producers, args.kind)?;
+        Ok(run)
+    }
+
+    /// Starts all parties of a role and waits until they are attached.
+    fn start(&mut self, role: Role, cpus: &[Option<usize>], kind: As) -> Result<()> {
+        for (number, &cpu) in (0..).zip(cpus) {
+            self.crew()?.start(Part { role, number, cpu }, kind == As::Processes)?;
+        }
+        self.hear(role).map(drop)
+    }
+
+    /// Gives the word to go, and waits until everything has come through.
+    fn go(&mut self, commands: u64) -> Result<Raw> {
+        self.bar = progress(commands);
+        let went_ns = Stamps::now();
+        self.crew()?.go()?;
+        let produced = self.hear(Role::Producer)?;
+        self.close();
+        let received = self.hear(Role::Worker)?;
+        let sequencer = self.closed()?;
+        self.bar.finish_and_clear();
+        if let Some(crew) = self.crew.take() {
+            crew.dismiss()?;
+        }
+        let end = self.region.snapshot();
+        Ok(Raw {
+            producers: produced.into_iter().filter_map(produced_report).collect(),
+            workers: received.into_iter().filter_map(received_report).collect(),
+            sequencer,
+            next: end.next.get(),
+            runs: end.runs,
+            went_ns,
+        })
+    }
+
+    fn crew(&mut self) -> Result<&mut Crew> {
+        self.crew.as_mut().context("the run is over")
+    }
+
+    fn hear(&mut self, role: Role) -> Result<Vec<Message>> {
+        let mut crew = self.crew.take().context("the run is over")?;
+        let heard = crew.hear(role, || self.tick());
+        self.crew = Some(crew);
+        heard
+    }
+
+    /// Asks for the end of the order. It goes through the order as everything does, and may have to wait for
+    /// workers: hence a thread, while we keep an eye on them.
+    fn close(&mut self) {
+        self.order = match mem::replace(&mut self.order, Order::Failed) {
+            Order::Open(sequencer) => Order::Closing(thread::spawn(move || sequencer.close())),
+            order => order,
+        };
+    }
+
+    /// Waits until the end is in the order.
+    fn closed(&mut self) -> Result<SequencerStats> {
+        loop {
+            self.tick()?;
+            if let Order::Closed(stats) = self.order {
+                return Ok(stats);
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What a waiting parent looks after.
+    fn tick(&mut self) -> Result<()> {
+        ensure!(!self.stop.asked(), "interrupted before the end");
+        self.order = match mem::replace(&mut self.order, Order::Failed) {
+            Order::Open(sequencer) if sequencer.is_finished() => {
+                sequencer.stop().context("the sequencer failed")?;
+                bail!("the sequencer ended early");
+            }
+            Order::Closing(thread) if thread.is_finished() => {
+                let stats = thread.join().map_err(|_| anyhow!("the sequencer panicked"))?;
+                let stats = stats.context("the sequencer failed")?;
+                ensure!(stats.closed, "the end had no room in the order");
+                Order::Closed(stats)
+            }
+            order => order,
+        };
+        if !self.bar.is_hidden() {
+            self.bar.set_position(self.region.snapshot().next.get());
+        }
+        Ok(())
+    }
+}
+
+/// The job as all parties get it, but for the place of the stamps.
+fn job(args: &Args, region: &Region, input: PathBuf) -> Job {
+    let Geometry { lane_cells, lane_bytes, .. } = region.geometry();
+    Job {
+        region: region.path().to_path_buf(),
+        input,
+        stamps: PathBuf::new(),
+        repeat: args.repeat,
+        producers: args.producers,
+        batch: args.batch.unwrap_or(DEFAULT_BATCH).min(lane_cells / 2).max(1) as usize,
+        // Half a lane is the limit of a ticket. By default it is a quarter, so that a producer can fill one
+        // while another is on its way. A single command may always be as large as half a lane.
+        batch_bytes: (lane_bytes / if args.batch.is_some() { 2 } else { 4 }) as usize,
+        stamps_each: 2 * lane_cells,
+        wait: args.wait.to_string(),
+    }
+}
+
+fn sequencer_config(args: &Args, plan: &Plan) -> SequencerConfig {
+    let config = SequencerConfig::default().wait(args.wait).measure_cpu(true).close_timeout(CLOSE_TIMEOUT);
+    match plan.cpus[0] {
+        Some(cpu) => config.core(cpu),
+        None => config,
+    }
+}
+
+fn produced_report(message: Message) -> Option<ProducerReport> {
+    if let Message::Produced(report) = message { Some(report) } else { None }
+}
+
+fn received_report(message: Message) -> Option<WorkerReport> {
+    if let Message::Received(report) = message { Some(report) } else { None }
+}
+
+fn progress(commands: u64) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} in order, {eta} left");
+    let bar = ProgressBar::new(commands);
+    if let Ok(style) = style {
+        bar.set_style(style);
+    }
+    bar
+}
+
+// ---- after ------------------------------------------------------------------------------------------------
+
+#[derive(Debug, Serialize)]
+struct RunReport {
+    input: InputReport,
+    producers: Vec<ProducerRow>,
+    workers: Vec<WorkerRow>,
+    order: OrderReport,
+    agree: bool,
+    seconds: f64,
+    commands_per_second: f64,
+    bytes_per_second: f64,
+    latency_ns: LatencyReport,
+    #[serde(skip)]
+    differences: Vec<String>,
+    #[serde(skip)]
+    how: String,
+}
+
+#[derive(Debug, Serialize)]
+struct InputReport {
+    path: String,
+    commands: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ProducerRow {
+    name: String,
+    commands: u64,
+    bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerRow {
+    name: String,
+    commands: u64,
+    bytes: u64,
+    next: u64,
+    digest: String,
+    #[serde(skip)]
+    lag: u64,
+    #[serde(skip)]
+    lag_max: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct OrderReport {
+    next: u64,
+    runs: u64,
+    cpu_ns_per_command: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct LatencyReport {
+    p50: u64,
+    p99: u64,
+    p99_9: u64,
+    max: u64,
+}
+
+impl RunReport {
+    fn new(
+        args: &Args,
+        plan: &Plan,
+        expected: &[Tally],
+        raw: Raw,
+        differences: Vec<String>,
+    ) -> Result<RunReport> {
+        let input = InputReport {
+            path: args.file.display().to_string(),
+            commands: plan.commands,
+            bytes: expected.iter().map(|tally| tally.bytes).sum(),
+        };
+        let last_ns = raw.workers.iter().map(|worker| worker.last_ns).max().unwrap_or(0);
+        let seconds = last_ns.saturating_sub(raw.went_ns) as f64 / 1e9;
+        let per = |amount: u64, by: f64| if by > 0.0 { amount as f64 / by } else { 0.0 };
+        let latencies = party::merge(&raw.workers)?;
+        Ok(RunReport {
+            order: OrderReport {
+                next: raw.next,
+                runs: raw.runs,
+                cpu_ns_per_command: per(raw.sequencer.cpu_ns, input.commands as f64),
+            },
+            agree: differences.is_empty(),
+            seconds,
+            commands_per_second: per(input.commands, seconds),
+            bytes_per_second: per(input.bytes, seconds),
+            latency_ns: LatencyReport {
+                p50: latencies.value_at_quantile(0.5),
+                p99: latencies.value_at_quantile(0.99),
+                p99_9: latencies.value_at_quantile(0.999),
+                max: latencies.max(),
+            },
+            input,
+            producers: raw.producers.into_iter().map(ProducerRow::from).collect(),
+            workers: raw.workers.iter().map(WorkerRow::from).collect(),
+            differences,
+            how: how(args, plan),
+        })
+    }
+}
+
+/// What a reader has to know to compare two runs.
+fn how(args: &Args, plan: &Plan) -> String {
+    let kind = match args.kind {
+        As::Processes => "processes",
+        As::Threads => "threads",
+    };
+    format!(
+        "{} producers and {} workers as {kind}, wait {}, {}",
+        args.producers, args.workers, args.wait, plan.pinning
+    )
+}
+
+impl From<ProducerReport> for ProducerRow {
+    fn from(report: ProducerReport) -> ProducerRow {
+        ProducerRow { name: report.name, commands: report.commands, bytes: report.bytes }
+    }
+}
+
+impl From<&WorkerReport> for WorkerRow {
+    fn from(report: &WorkerReport) -> WorkerRow {
+        WorkerRow {
+            name: report.name.clone(),
+            commands: report.commands(),
+            bytes: report.bytes(),
+            next: report.next,
+            digest: report.digest.clone(),
+            lag: report.lag,
+            lag_max: report.lag_max,
+        }
+    }
+}
+
+impl Report for RunReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let RunReport { input, order, latency_ns, .. } = self;
+        writeln!(
+            out,
+            "input    {}: {} commands, {} bytes",
+            input.path,
+            grouped(input.commands),
+            grouped(input.bytes)
+        )?;
+        writeln!(out, "by       {}", self.how)?;
+        writeln!(out)?;
+        self.producer_table().write(out)?;
+        writeln!(out)?;
+        self.worker_table().write(out)?;
+        writeln!(out)?;
+        let cpu = order.cpu_ns_per_command;
+        let runs = grouped(order.runs);
+        writeln!(
+            out,
+            "order    next {}, {runs} runs, {cpu:.1} ns of the sequencer's CPU a command",
+            order.next
+        )?;
+        let rate = grouped(self.commands_per_second as u64);
+        let volume = bytes(self.bytes_per_second);
+        writeln!(out, "speed    {:.3} s, {rate} commands/s, {volume}/s submitted", self.seconds)?;
+        let [p50, p99, p99_9, max] =
+            [latency_ns.p50, latency_ns.p99, latency_ns.p99_9, latency_ns.max].map(time_ns);
+        writeln!(out, "latency  p50 {p50}, p99 {p99}, p99.9 {p99_9}, max {max}, submit to received")?;
+        writeln!(out)?;
+        let workers = self.workers.len();
+        if self.agree {
+            let commands = grouped(input.commands);
+            writeln!(out, "all agree: {workers} workers received all {commands} commands once, in one order")
+        } else {
+            writeln!(out, "NOT in agreement: {} differences", self.differences.len())
+        }
+    }
+}
+
+impl RunReport {
+    fn producer_table(&self) -> Table<3> {
+        let mut table =
+            Table::new([("PRODUCER", Align::Left), ("COMMANDS", Align::Right), ("BYTES", Align::Right)]);
+        for row in &self.producers {
+            table.row([row.name.clone(), row.commands.to_string(), row.bytes.to_string()]);
+        }
+        table
+    }
+
+    fn worker_table(&self) -> Table<7> {
+        let mut table = Table::new([
+            ("WORKER", Align::Left),
+            ("COMMANDS", Align::Right),
+            ("BYTES", Align::Right),
+            ("NEXT", Align::Right),
+            ("DIGEST", Align::Left),
+            ("LAG", Align::Right),
+            ("LAG MAX", Align::Right),
+        ]);
+        for row in &self.workers {
+            let numbers = [row.commands, row.bytes, row.next].map(|number| number.to_string());
+            let [commands, bytes, next] = numbers;
+            let (lag, lag_max) = (row.lag.to_string(), row.lag_max.to_string());
+            table.row([row.name.clone(), commands, bytes, next, row.digest.clone(), lag, lag_max]);
+        }
+        table
+    }
+}

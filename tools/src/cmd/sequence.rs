@@ -1,0 +1,106 @@
+//! `seriatim sequence`: the sequencer of a region, in the foreground.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use serde::Serialize;
+use seriatim::{Region, Sequencer, SequencerConfig, SequencerStats, Wait};
+
+use crate::Outcome;
+use crate::output::{self, Report, complain};
+use crate::signal::Stop;
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim sequence /dev/shm/orders &
+  seriatim sequence /dev/shm/orders --core 3 --wait spin
+
+It prints one line once it serves. SIGTERM or SIGINT closes the order: workers receive the end after all that
+came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on from
+where it was.
+
+Exit code: 0 when closed, 1 when the end could not be put into the order, 2 when it could not run.";
+
+/// Serve a region: put what its producers submit into one order.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// CPU to pin the sequencer to, by the kernel's number
+    #[arg(long, value_name = "CPU")]
+    core: Option<usize>,
+    /// How it waits when there is nothing to do: spin, yield or park
+    #[arg(long, value_name = "HOW", default_value_t = Wait::Park)]
+    wait: Wait,
+    /// Print the reports as JSON, one a line
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let stop = Stop::install()?;
+        let region = Region::attach(&self.path)?;
+        let mut config = SequencerConfig::default().wait(self.wait);
+        if let Some(core) = self.core {
+            config = config.core(core);
+        }
+        let sequencer = Sequencer::spawn(&region, config)?;
+        let path = self.path.display().to_string();
+        let serving =
+            Serving { serving: path.clone(), pid: std::process::id(), epoch: region.snapshot().epoch };
+        output::print(&serving, self.json)?;
+        while !stop.asked_within(Duration::from_millis(250)) {
+            if sequencer.is_finished() {
+                let ended = sequencer.stop().err().map_or_else(|| anyhow!("it ended by itself"), Into::into);
+                return Err(ended).with_context(|| format!("the sequencer of {path} ended"));
+            }
+        }
+        let stats = sequencer.close()?;
+        let snapshot = region.snapshot();
+        if !stats.closed {
+            let by = snapshot.held_by.map_or("nobody that can be named".into(), |by| by.to_string());
+            complain(format_args!("{path} was left open, the end had no room in the order: {by}"));
+            return Ok(Outcome::Problem);
+        }
+        output::print(&Closed::new(path, snapshot.next.get(), &stats), self.json)?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Serving {
+    serving: String,
+    pid: u32,
+    epoch: u64,
+}
+
+impl Report for Serving {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "serving {} as pid {}, epoch {}", self.serving, self.pid, self.epoch)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Closed {
+    closed: String,
+    next: u64,
+    commands: u64,
+    runs: u64,
+}
+
+impl Closed {
+    fn new(closed: String, next: u64, stats: &SequencerStats) -> Closed {
+        Closed { closed, next, commands: stats.commands, runs: stats.runs }
+    }
+}
+
+impl Report for Closed {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let Closed { closed, next, commands, runs } = self;
+        writeln!(out, "closed {closed} at index {next}: {commands} commands in {runs} runs by this sequencer")
+    }
+}

@@ -1,0 +1,272 @@
+//! `seriatim stat`: who is attached to a region, and where each of them is.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde::Serialize;
+use seriatim::{ProducerStatus, Region, Snapshot, WorkerStatus};
+
+use crate::Outcome;
+use crate::output::{self, Align, PartyReport, Report, Table};
+use crate::signal::Stop;
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim stat /dev/shm/orders
+  seriatim stat /dev/shm/orders --watch
+  seriatim stat /dev/shm/orders --json | jq .gate
+
+Rates need two looks, so only --watch has them. A party is `alive` as long as the kernel keeps its lock, be it
+running or stopped.";
+
+/// Show the order's position, and who is attached and where.
+///
+/// Only reads, and needs no more than the right to do so; works whether or not anybody serves the region.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// Look again every second, until SIGTERM or SIGINT
+    #[arg(long)]
+    watch: bool,
+    /// Print JSON, one line for each look
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let region = Region::attach_read_only(&self.path)?;
+        let mut last = StatReport::new(&self.path.display().to_string(), &region.snapshot());
+        output::print(&last, self.json)?;
+        if !self.watch {
+            return Ok(Outcome::Done);
+        }
+        let stop = Stop::install()?;
+        let mut looked = Instant::now();
+        while !stop.asked_within(Duration::from_secs(1)) {
+            let mut report = StatReport::new(&last.path, &region.snapshot());
+            report.rate_since(&last, looked.elapsed());
+            looked = Instant::now();
+            if output::on_terminal() && !self.json {
+                print!("\x1b[H\x1b[2J"); // Home, and clear below: the new look replaces the old one.
+            } else if !self.json {
+                println!();
+            }
+            output::print(&report, self.json)?;
+            last = report;
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct StatReport {
+    path: String,
+    state: String,
+    epoch: u64,
+    next: u64,
+    /// Indexes a second, when there was an earlier look.
+    rate: Option<f64>,
+    runs: u64,
+    anchor: AnchorReport,
+    tickets_waiting: u64,
+    /// The worker that has come least far: nothing that it has not passed is free for anybody.
+    gate: Option<String>,
+    /// What holds the order as a whole up, if anything does.
+    held_by: Option<String>,
+    sequencer: Option<PartyReport>,
+    producers: Vec<ProducerRow>,
+    workers: Vec<WorkerRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct AnchorReport {
+    index: u64,
+    /// None if it moved too fast to be read whole.
+    digest: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ProducerRow {
+    #[serde(flatten)]
+    party: PartyReport,
+    slot: u16,
+    number: u64,
+    next: u64,
+    released: u64,
+    fenced: bool,
+    rate: Option<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerRow {
+    #[serde(flatten)]
+    party: PartyReport,
+    slot: u16,
+    number: u64,
+    next: u64,
+    lag: u64,
+    digest: Option<String>,
+    gating: bool,
+    rate: Option<f64>,
+}
+
+impl StatReport {
+    fn new(path: &str, snapshot: &Snapshot) -> StatReport {
+        let slowest = snapshot.workers.iter().find(|worker| worker.gating);
+        StatReport {
+            path: path.to_string(),
+            state: snapshot.state.to_string(),
+            epoch: snapshot.epoch,
+            next: snapshot.next.get(),
+            rate: None,
+            runs: snapshot.runs,
+            anchor: AnchorReport {
+                index: snapshot.anchor.get(),
+                digest: snapshot.anchor_digest.map(|digest| digest.to_string()),
+            },
+            tickets_waiting: snapshot.tickets_waiting,
+            gate: slowest.map(|worker| worker.party.name.clone()),
+            held_by: snapshot.held_by.map(|by| by.to_string()),
+            sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
+            producers: snapshot.producers.iter().map(ProducerRow::from).collect(),
+            workers: snapshot.workers.iter().map(WorkerRow::from).collect(),
+        }
+    }
+
+    /// Fills in the rates, from an earlier look at the same parties.
+    fn rate_since(&mut self, last: &StatReport, time: Duration) {
+        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / time.as_secs_f64();
+        self.rate = Some(rate(self.next, last.next));
+        for row in &mut self.producers {
+            let then = last.producers.iter().find(|then| then.number == row.number);
+            row.rate = then.map(|then| rate(row.next, then.next));
+        }
+        for row in &mut self.workers {
+            let then = last.workers.iter().find(|then| then.number == row.number);
+            row.rate = then.map(|then| rate(row.next, then.next));
+        }
+    }
+}
+
+impl From<&ProducerStatus> for ProducerRow {
+    fn from(status: &ProducerStatus) -> ProducerRow {
+        ProducerRow {
+            party: PartyReport::from(&status.party),
+            slot: status.slot,
+            number: status.number,
+            next: status.next,
+            released: status.released,
+            fenced: status.fenced,
+            rate: None,
+        }
+    }
+}
+
+impl From<&WorkerStatus> for WorkerRow {
+    fn from(status: &WorkerStatus) -> WorkerRow {
+        WorkerRow {
+            party: PartyReport::from(&status.party),
+            slot: status.slot,
+            number: status.number,
+            next: status.next.get(),
+            lag: status.lag,
+            digest: status.digest.map(|digest| digest.to_string()),
+            gating: status.gating,
+            rate: None,
+        }
+    }
+}
+
+impl Report for StatReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let sequencer = match &self.sequencer {
+            Some(party) => format!("sequencer pid {} {}", party.pid, party.life()),
+            None => "no sequencer yet".into(),
+        };
+        writeln!(out, "{}: {}, epoch {}, {sequencer}", self.path, self.state, self.epoch)?;
+        let rate = self.rate.map_or(String::new(), |rate| format!(" ({rate:.0}/s)"));
+        let (runs, waiting) = (self.runs, self.tickets_waiting);
+        writeln!(out, "order: next {}{rate}, {runs} runs, {waiting} tickets waiting", self.next)?;
+        writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
+        writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
+        if let Some(by) = &self.held_by {
+            writeln!(out, "held up by: {by}")?;
+        }
+        if !self.producers.is_empty() {
+            writeln!(out)?;
+            self.producer_table().write(out)?;
+        }
+        if !self.workers.is_empty() {
+            writeln!(out)?;
+            self.worker_table().write(out)?;
+        }
+        Ok(())
+    }
+}
+
+impl StatReport {
+    fn producer_table(&self) -> Table<7> {
+        let mut table = Table::new([
+            ("PRODUCER", Align::Left),
+            ("NUMBER", Align::Right),
+            ("PID", Align::Right),
+            ("LIFE", Align::Left),
+            ("NEXT", Align::Right),
+            ("RELEASED", Align::Right),
+            ("RATE", Align::Right),
+        ]);
+        for row in &self.producers {
+            table.row([
+                row.party.name.clone(),
+                row.number.to_string(),
+                row.party.pid.to_string(),
+                if row.fenced { "fenced" } else { row.party.life() }.to_string(),
+                row.next.to_string(),
+                row.released.to_string(),
+                rate(row.rate),
+            ]);
+        }
+        table
+    }
+
+    fn worker_table(&self) -> Table<9> {
+        let mut table = Table::new([
+            ("WORKER", Align::Left),
+            ("NUMBER", Align::Right),
+            ("PID", Align::Right),
+            ("LIFE", Align::Left),
+            ("NEXT", Align::Right),
+            ("LAG", Align::Right),
+            ("RATE", Align::Right),
+            ("DIGEST", Align::Left),
+            ("GATES", Align::Left),
+        ]);
+        for row in &self.workers {
+            table.row([
+                row.party.name.clone(),
+                row.number.to_string(),
+                row.party.pid.to_string(),
+                row.party.life().to_string(),
+                row.next.to_string(),
+                row.lag.to_string(),
+                rate(row.rate),
+                digest(row.digest.as_ref()),
+                if row.gating { "yes" } else { "no" }.to_string(),
+            ]);
+        }
+        table
+    }
+}
+
+fn digest(digest: Option<&String>) -> String {
+    digest.cloned().unwrap_or_else(|| "-".into())
+}
+
+fn rate(rate: Option<f64>) -> String {
+    rate.map_or("-".into(), |rate| format!("{rate:.0}/s"))
+}

@@ -1,0 +1,219 @@
+//! `seriatim submit`: a producer that submits the lines of a file.
+
+use std::io::{self, Write};
+use std::ops::Range;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use seriatim::{Producer, Region, Sequenced, SubmitError, WaitError};
+
+use crate::Outcome;
+use crate::input::Stream;
+use crate::output::{self, Report, complain};
+use crate::party::footprint;
+
+/// How long to wait before saying for what.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim submit /dev/shm/orders commands.txt
+  echo 'set a 1' | seriatim submit /dev/shm/orders --name config
+  tail -f log | seriatim submit /dev/shm/orders         submits each line as it comes
+
+Exit code: 0 when all lines are in the order, 1 when the order was closed before, 2 when it could not run.";
+
+/// Submit each line of a file as a command.
+///
+/// A line goes without its line end, an empty line is an empty command. Ends when the last one has its place
+/// in the order. Waits for room when the slowest worker is far behind.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// The commands, one a line; - is standard input
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// Name of this producer; there is one of a name at a time [default: submit-PID]
+    #[arg(long)]
+    name: Option<String>,
+    /// Commands in one ticket at most; only lines that are there already share one
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    batch: u64,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let mut input = Stream::open(&self.file)?;
+        let region = Region::attach(&self.path)?;
+        let name = self.name.unwrap_or_else(|| format!("submit-{}", std::process::id()));
+        let producer = Producer::attach(&region, &name)?;
+        let mut report = SubmitReport {
+            path: self.path.display().to_string(),
+            name,
+            number: producer.number(),
+            first: producer.next_index(),
+            next: producer.next_index(),
+            ..SubmitReport::default()
+        };
+        let limits = Limits {
+            commands: producer.max_batch().min(self.batch as usize),
+            payload: producer.max_payload(),
+            bytes: producer.max_batch_bytes() as usize,
+        };
+        match pump(&mut input, producer, &limits, &mut report) {
+            Ok(()) => {
+                output::print(&report, self.json)?;
+                Ok(Outcome::Done)
+            }
+            Err(error) if was_closed(&error) => {
+                output::print(&report, self.json)?;
+                complain(format_args!("{}: {}", report.path, output::causes(&error)));
+                Ok(Outcome::Problem)
+            }
+            Err(error) => Err(error.context(format!("after {} commands", report.commands))),
+        }
+    }
+}
+
+/// What one ticket may carry.
+struct Limits {
+    /// Commands.
+    commands: usize,
+    /// Bytes of one of them.
+    payload: usize,
+    /// Bytes of all of them, as a lane counts.
+    bytes: usize,
+}
+
+/// Submits everything and waits until the last command is in the order.
+fn pump(
+    input: &mut Stream,
+    mut producer: Producer,
+    limits: &Limits,
+    report: &mut SubmitReport,
+) -> Result<()> {
+    let mut batch = Batch::default();
+    loop {
+        let more = batch.gather(input, limits);
+        batch.submit(&mut producer, report)?; // What was good before a bad line as well.
+        if !more? {
+            break;
+        }
+    }
+    if report.next > report.first {
+        report.seq = place(&mut producer, report.next - 1)?;
+    }
+    Ok(())
+}
+
+/// Waits until a command is in the order, saying now and then what it waits for.
+fn place(producer: &mut Producer, index: u64) -> Result<Option<u64>> {
+    loop {
+        match producer.wait_sequenced_deadline(index, Instant::now() + PATIENCE) {
+            Ok(Sequenced::At(seq)) => return Ok(Some(seq.get())),
+            Ok(_) => return Ok(None),
+            Err(WaitError::Late { by, .. }) => complain(format_args!("still waiting for the order: {by}")),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Submits a ticket when there is room, saying now and then what it waits for.
+fn submit(producer: &mut Producer, batch: &[(u16, &[u8])]) -> Result<Range<u64>> {
+    loop {
+        match producer.submit_batch_deadline(batch, Instant::now() + PATIENCE) {
+            Err(SubmitError::Full(full)) => complain(format_args!("still waiting for room: {}", full.by)),
+            other => return Ok(other?),
+        }
+    }
+}
+
+/// The lines of one ticket.
+#[derive(Default)]
+struct Batch {
+    lines: Vec<Vec<u8>>,
+    bytes: usize,
+    /// A line that had no room in the ticket before, as showed only when it had been read.
+    held_back: Option<Vec<u8>>,
+}
+
+impl Batch {
+    /// Takes the lines of the next ticket in, waiting for none but the first; false at the end of the input.
+    fn gather(&mut self, input: &mut Stream, limits: &Limits) -> Result<bool> {
+        if let Some(line) = self.held_back.take() {
+            self.push(line);
+        }
+        while self.lines.is_empty() || (self.lines.len() < limits.commands && input.in_sight()) {
+            let Some(line) = input.next().context("cannot read the input")? else { return Ok(false) };
+            let (len, max) = (line.len(), limits.payload);
+            ensure!(
+                len <= max,
+                "line {} has {len} bytes, a command of this region up to {max}",
+                input.lines_read()
+            );
+            if !self.lines.is_empty() && self.bytes + footprint(&line) > limits.bytes {
+                self.held_back = Some(line);
+                break;
+            }
+            self.push(line);
+        }
+        Ok(true)
+    }
+
+    fn push(&mut self, line: Vec<u8>) {
+        self.bytes += footprint(&line);
+        self.lines.push(line);
+    }
+
+    /// Submits all lines and forgets them.
+    fn submit(&mut self, producer: &mut Producer, report: &mut SubmitReport) -> Result<()> {
+        let commands: Vec<(u16, &[u8])> = self.lines.iter().map(|line| (0, line.as_slice())).collect();
+        if commands.is_empty() {
+            return Ok(());
+        }
+        report.next = submit(producer, &commands)?.end;
+        report.commands += commands.len() as u64;
+        report.bytes += commands.iter().map(|(_, line)| line.len() as u64).sum::<u64>();
+        self.lines.clear();
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+fn was_closed(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(SubmitError::Closed))
+        || matches!(error.downcast_ref(), Some(WaitError::Closed { .. }))
+}
+
+#[derive(Debug, Default, Serialize)]
+struct SubmitReport {
+    path: String,
+    name: String,
+    /// The producer's number in the order, as workers see it.
+    number: u64,
+    commands: u64,
+    bytes: u64,
+    /// Per-producer indexes `first..next`.
+    first: u64,
+    next: u64,
+    /// Where the last command is in the order, if that is still known.
+    seq: Option<u64>,
+}
+
+impl Report for SubmitReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let SubmitReport { name, commands, bytes, first, next, .. } = self;
+        write!(out, "{name}: {commands} commands ({bytes} bytes) as indexes {first}..{next}")?;
+        match self.seq {
+            Some(seq) => writeln!(out, ", the last at {seq} in the order"),
+            None => writeln!(out),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! `seriatim worker`: a worker that prints what it receives.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use seriatim::{Event, Region, Worker};
+
+use crate::Outcome;
+use crate::output::{self, Report};
+use crate::signal::Stop;
+
+/// Events that are taken at a time.
+const BATCH: usize = 256;
+
+/// How often a worker without work looks whether it is asked to stop.
+const TICK: Duration = Duration::from_millis(250);
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim worker /dev/shm/orders
+  seriatim worker /dev/shm/orders --name audit --out audit.txt --digest
+  seriatim worker /dev/shm/orders --count 10
+
+It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`.
+SIGTERM or SIGINT makes it leave.";
+
+/// Join as a worker, print each command and a line end.
+///
+/// Ends when the order is closed, after --count commands, or on SIGTERM or SIGINT, and leaves in each case.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// Name of this worker; there is one of a name at a time [default: worker-PID]
+    #[arg(long)]
+    name: Option<String>,
+    /// Where to print, replacing what is there; - is standard output
+    #[arg(long, value_name = "FILE", default_value = "-")]
+    out: PathBuf,
+    /// At the end, say on standard error where it was in the order and the digest of all before
+    #[arg(long)]
+    digest: bool,
+    /// End after N commands
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// The same as --digest, as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let stop = Stop::install()?;
+        let region = Region::attach(&self.path)?;
+        let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
+        let out = open(&self.out)?;
+        let mut worker = Worker::join(&region, &name)?;
+        let mut printer =
+            Printer { out, left: self.count.unwrap_or(u64::MAX), commands: 0, bytes: 0, end: None };
+        let first = worker.first().get();
+        let end = printer.print(&mut worker, &stop);
+        let report = WorkerReport {
+            name,
+            first,
+            next: worker.next().get(),
+            digest: worker.digest().to_string(),
+            commands: printer.commands,
+            bytes: printer.bytes,
+            end: end.as_ref().copied().unwrap_or("failed"),
+        };
+        worker.leave();
+        if self.digest || self.json {
+            output::print_aside(&report, self.json)?;
+        }
+        end?;
+        Ok(Outcome::Done)
+    }
+}
+
+fn open(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
+    let out: Box<dyn Write> = if path == Path::new("-") {
+        Box::new(io::stdout().lock())
+    } else {
+        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
+    };
+    Ok(BufWriter::with_capacity(1 << 16, out))
+}
+
+struct Printer {
+    out: BufWriter<Box<dyn Write>>,
+    /// Commands still to print.
+    left: u64,
+    commands: u64,
+    bytes: u64,
+    /// Why it is over.
+    end: Option<Result<&'static str>>,
+}
+
+impl Printer {
+    /// Prints until there is a reason to end, and says which.
+    fn print(&mut self, worker: &mut Worker, stop: &Stop) -> Result<&'static str> {
+        let mut reason = if self.left == 0 { Some(Ok("count")) } else { None };
+        while reason.is_none() {
+            // Never more than is left: what is polled counts as received.
+            let limit = BATCH.min(usize::try_from(self.left).unwrap_or(BATCH));
+            if worker.poll_batch(limit, |event| self.take(event))? == 0 {
+                self.out.flush()?;
+                if let Some(event) = worker.recv_deadline(Instant::now() + TICK)? {
+                    self.take(event);
+                }
+            }
+            reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
+        }
+        self.out.flush()?;
+        reason.unwrap_or(Ok("count"))
+    }
+
+    fn take(&mut self, event: Event<'_>) {
+        match event {
+            // A batch cannot be left in its middle: after a failed write the rest is dropped.
+            Event::Command(command) if self.end.is_none() => {
+                self.commands += 1;
+                self.bytes += command.payload.len() as u64;
+                self.left -= 1;
+                let written = self.out.write_all(command.payload).and_then(|()| self.out.write_all(b"\n"));
+                if let Err(error) = written {
+                    self.end = Some(Err(error.into()));
+                } else if self.left == 0 {
+                    self.end = Some(Ok("count"));
+                }
+            }
+            Event::Closed { .. } if self.end.is_none() => self.end = Some(Ok("closed")),
+            _ => {}
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct WorkerReport {
+    name: String,
+    first: u64,
+    next: u64,
+    digest: String,
+    commands: u64,
+    bytes: u64,
+    /// `closed`, `count`, `signal` or `failed`.
+    end: &'static str,
+}
+
+impl Report for WorkerReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "{}: next {} digest {} ({})", self.name, self.next, self.digest, self.end)
+    }
+}

@@ -1,0 +1,232 @@
+//! What the commands report, rendered as text for people or as JSON for programs.
+
+use std::fmt;
+use std::io::{self, BufWriter, IsTerminal, Write};
+
+use anyhow::Result;
+use serde::Serialize;
+use seriatim::{Geometry, PartyStatus};
+
+/// A report: its fields are the JSON, `text` is what a person reads.
+pub(crate) trait Report: Serialize {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()>;
+}
+
+/// Prints a report on standard output, JSON as one line.
+pub(crate) fn print(report: &impl Report, json: bool) -> Result<()> {
+    render(&mut BufWriter::new(io::stdout().lock()), report, json)
+}
+
+/// Prints a report on standard error, for commands whose standard output carries payloads.
+pub(crate) fn print_aside(report: &impl Report, json: bool) -> Result<()> {
+    render(&mut BufWriter::new(io::stderr().lock()), report, json)
+}
+
+fn render(out: &mut dyn Write, report: &impl Report, json: bool) -> Result<()> {
+    if json {
+        // Into a buffer first: serde_json's errors hide the closed pipe that `is_closed_pipe` looks for.
+        writeln!(out, "{}", serde_json::to_string(report)?)?;
+    } else {
+        report.text(out)?;
+    }
+    Ok(out.flush()?)
+}
+
+/// One line on standard error.
+pub(crate) fn complain(what: fmt::Arguments<'_>) {
+    // A standard error that cannot be written leaves nobody to tell.
+    let _ = writeln!(io::stderr(), "seriatim: {what}");
+}
+
+/// An error and its causes, each said once: ours leave them to this, the library's name them themselves.
+pub(crate) fn causes(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string).filter(|cause| !cause.is_empty()) {
+        if text.is_empty() {
+            text = cause;
+        } else if !text.ends_with(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Whether the reader of our output has gone away.
+pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());
+    io.is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Whether a person watches standard output.
+pub(crate) fn on_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+// ---- pieces of text ---------------------------------------------------------------------------------------
+
+/// 1234567 as 1,234,567.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() * 4 / 3);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// Bytes in the decimal unit that leaves one to three digits before the point.
+pub(crate) fn bytes(bytes: f64) -> String {
+    scaled(bytes, 1000.0, &["B", "kB", "MB", "GB", "TB"])
+}
+
+/// Nanoseconds in the unit that leaves one to three digits before the point.
+pub(crate) fn time_ns(ns: u64) -> String {
+    scaled(ns as f64, 1000.0, &["ns", "µs", "ms", "s"])
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let places = if unit == 0 || value >= 100.0 { 0 } else { 1 };
+    format!("{value:.places$} {}", units[unit])
+}
+
+/// Which edge of its column a cell keeps to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// Columns as wide as their widest cell.
+pub(crate) struct Table<const N: usize> {
+    align: [Align; N],
+    rows: Vec<[String; N]>,
+}
+
+impl<const N: usize> Table<N> {
+    pub(crate) fn new(columns: [(&str, Align); N]) -> Table<N> {
+        Table {
+            align: columns.map(|(_, align)| align),
+            rows: vec![columns.map(|(title, _)| title.to_string())],
+        }
+    }
+
+    pub(crate) fn row(&mut self, cells: [String; N]) {
+        self.rows.push(cells);
+    }
+
+    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        let width =
+            |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+        let widths: [usize; N] = std::array::from_fn(width);
+        for row in &self.rows {
+            let cells = row.iter().zip(widths).zip(self.align).map(|((cell, width), align)| match align {
+                Align::Left => format!("{cell:<width$}"),
+                Align::Right => format!("{cell:>width$}"),
+            });
+            writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+// ---- pieces of reports ------------------------------------------------------------------------------------
+
+/// The sizes that a region was made with.
+#[derive(Debug, Serialize)]
+pub(crate) struct GeometryReport {
+    pub(crate) slots: u64,
+    pub(crate) lane_cells: u64,
+    pub(crate) lane_bytes: u64,
+    pub(crate) producers: u64,
+    pub(crate) workers: u64,
+}
+
+impl From<Geometry> for GeometryReport {
+    fn from(geometry: Geometry) -> GeometryReport {
+        GeometryReport {
+            slots: geometry.order_slots,
+            lane_cells: geometry.lane_cells,
+            lane_bytes: geometry.lane_bytes,
+            producers: geometry.producers,
+            workers: geometry.workers,
+        }
+    }
+}
+
+impl fmt::Display for GeometryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let GeometryReport { slots, lane_cells, lane_bytes, producers, workers } = self;
+        write!(
+            f,
+            "{slots} slots, {producers} lanes of {lane_cells} cells and {lane_bytes} bytes, {workers} workers"
+        )
+    }
+}
+
+/// Who holds a role, and whether the kernel still knows it.
+#[derive(Debug, Serialize)]
+pub(crate) struct PartyReport {
+    pub(crate) name: String,
+    pub(crate) pid: u32,
+    /// Its lock is held: it runs, or is stopped.
+    pub(crate) alive: bool,
+    /// The sequencer counts it in.
+    pub(crate) attached: bool,
+}
+
+impl PartyReport {
+    pub(crate) fn life(&self) -> &'static str {
+        if self.alive { "alive" } else { "gone" }
+    }
+}
+
+impl From<&PartyStatus> for PartyReport {
+    fn from(party: &PartyStatus) -> PartyReport {
+        PartyReport { name: party.name.clone(), pid: party.pid, alive: party.alive, attached: party.attached }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_grouped_by_thousands() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(999), "999");
+        assert_eq!(grouped(1_000), "1,000");
+        assert_eq!(grouped(12_345_678), "12,345,678");
+    }
+
+    #[test]
+    fn each_cause_is_said_once() {
+        let cause = anyhow::anyhow!("no room");
+        let told = cause.context("cannot write: no room").context("cannot go on");
+        assert_eq!(causes(&told), "cannot go on: cannot write: no room");
+    }
+
+    #[test]
+    fn units_follow_the_value() {
+        assert_eq!(time_ns(0), "0 ns");
+        assert_eq!(time_ns(1_500), "1.5 µs");
+        assert_eq!(time_ns(250_000_000), "250 ms");
+        assert_eq!(bytes(4_194_304.0), "4.2 MB");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new([("NAME", Align::Left), ("N", Align::Right)]);
+        table.row(["a".into(), "10".into()]);
+        let mut out = Vec::new();
+        table.write(&mut out).unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "NAME   N\na     10\n");
+    }
+}
