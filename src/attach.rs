@@ -164,7 +164,7 @@ fn refuse_if_taken<K: Kind>(region: &Region, index: u16, name: Name) -> Result<(
 fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
     let holder = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
     let pid = holder.map_or(0, |i| K::party(region, i).pid.load(Ordering::Relaxed) as u32);
-    AttachError::NameTaken { what: K::WHAT, name, pid }
+    AttachError::NameTaken { path: region.path().into(), what: K::WHAT, name, pid }
 }
 
 /// Writes who asks and asks.

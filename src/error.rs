@@ -166,8 +166,10 @@ pub enum AttachError {
     #[error(transparent)]
     Name(#[from] NameError),
     /// A living party has this name.
-    #[error("{what} {name:?} is attached already, by pid {pid}")]
+    #[error("{path:?}: {what} {name:?} is attached already, by pid {pid}")]
     NameTaken {
+        /// The path.
+        path: PathBuf,
         /// Producer or worker.
         what: &'static str,
         /// The name.

@@ -1,6 +1,6 @@
 //! [`Observer`]: looks on, gates nobody, copies what it reads and says exactly what it missed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
 use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
@@ -17,6 +17,9 @@ use crate::region::Region;
 use crate::region::layout::Part;
 use crate::wait::{self, Idle, Wait};
 use crate::worker::{Command, Event};
+
+/// How long an observer that may not write, and so cannot be woken, sleeps between looks.
+const UNHEARD: Duration = Duration::from_millis(10);
 
 /// What an observer sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +38,8 @@ pub enum Observed<'a> {
 /// One who looks on: needs read rights only, gates nobody, and is told exactly which commands it missed.
 ///
 /// What it delivers is never a mix of two commands: it copies first and then makes sure that nobody had begun to
-/// write there.
+/// write there. One that was lapped goes on at the newest command, so what it missed may include the end
+/// ([`Event::Closed`]): whoever waits for that also asks [`Region::snapshot`].
 ///
 /// ```
 /// use seriatim::{Config, Event, Observed, Observer, Producer, Region, Sequencer, SequencerConfig};
@@ -140,7 +144,9 @@ impl Observer {
                 let bell = &self.region.map().bells().workers;
                 wait::sleep(bell, FOR_WORK, Some(deadline), || self.is_published());
             } else {
-                std::thread::sleep(std::time::Duration::from_millis(1));
+                // It cannot announce itself, so nobody wakes it.
+                let left = deadline.saturating_duration_since(Instant::now());
+                std::thread::sleep(left.min(UNHEARD));
             }
         }
         self.poll()

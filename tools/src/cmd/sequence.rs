@@ -18,8 +18,8 @@ Examples:
   seriatim sequence /dev/shm/orders --core 3 --wait spin
 
 It prints one line once it serves. SIGTERM or SIGINT closes the order: workers receive the end after all that
-came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on from
-where it was.
+came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on where
+it stopped.
 
 Exit code: 0 when closed, 1 when the end could not be put into the order, 2 when it could not run.";
 
