@@ -213,7 +213,6 @@ impl Orderer {
     }
 
     /// Orders what is queued, in at most `budget` runs.
-    #[inline]
     pub fn turn(&mut self, s: &Shared<'_>, budget: u32) -> Turn {
         let (before, mut runs) = (self.next, 0);
         // Tickets that are passed over count as well: a lane that is not heard can still fill the queue.
@@ -320,7 +319,7 @@ impl Orderer {
         // ORDERING [P1]: Release; pairs with the Acquire in `published`: who sees an index published finds its
         // run in the ring.
         published.next.store(self.next.get(), Ordering::Release);
-        // ORDERING [K1]: Release; for a successor: no ticket counts as consumed whose cells `ordered` lacks.
+        // ORDERING [K1]: Release; for a successor: no ticket counts as consumed whose run is not in the ring.
         published.consumed.store(self.ticket, Ordering::Release);
     }
 
@@ -500,8 +499,8 @@ impl Orderer {
             make_way(member);
         } else {
             self.announce_member(s, slot, member);
-            let settled = member.state.load(Ordering::Relaxed) == FREE
-                && member.former.load(Ordering::Relaxed) == 0;
+            let settled =
+                member.state.load(Ordering::Relaxed) == FREE && member.former.load(Ordering::Relaxed) == 0;
             if !settled || !self.can_append(s) {
                 return None;
             }
@@ -763,7 +762,8 @@ impl Window {
         }
         for member in s.members {
             let number = member.number.load(Ordering::Relaxed);
-            if member.state.load(Ordering::Relaxed) == GONE && member.former.load(Ordering::Relaxed) == number {
+            if member.state.load(Ordering::Relaxed) == GONE && member.former.load(Ordering::Relaxed) == number
+            {
                 // It died while it made way.
                 make_way(member);
             }

@@ -1,0 +1,139 @@
+//! Models of `seriatim-ring` under every interleaving, up to a stated number of preemptions.
+//!
+//! ```text
+//! cargo loom                       all of them; each prints how many executions it explored
+//! cargo loom --test lane           one protocol
+//! ```
+//!
+//! The models call the ring as it ships, compiled with loom's atomics. What a model checks:
+//!
+//! - *Values.* Loom lets a relaxed load return any store that nothing orders before a later one: a missing
+//!   acquire shows as a word that should have been there and is not.
+//! - *Reads before overwriting.* Loom never lets a load see a store that runs after it, so a worker that reads a
+//!   cell too late cannot be caught by a value. `Traced` places are written and read beside the words that they
+//!   stand for; loom reports two accesses that nothing orders.
+//! - *Lost wake-ups.* A `Futex` sleeps without a time-out: a lost wake-up is a deadlock, which loom reports.
+//!
+//! `crash` stops a party after any of its stores, see there.
+#![cfg(loom)]
+
+pub mod crash;
+#[path = "../../ring/tests/whole/memory.rs"]
+pub mod memory;
+#[path = "../../ring/tests/whole/world.rs"]
+pub mod world;
+
+use loom::cell::UnsafeCell;
+use loom::sync::Condvar;
+use seriatim_ring::sync::{AtomicU32, Ordering, prepare};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Most thread switches of one execution: a model that needs more does not end.
+pub const MAX_BRANCHES: usize = 4_000;
+
+/// What the executions of a model came to: each outcome with how often it was met.
+#[derive(Debug, Default)]
+pub struct Outcomes(Mutex<BTreeMap<&'static str, usize>>);
+
+impl Outcomes {
+    /// This execution came to that.
+    pub fn note(&self, outcome: &'static str) {
+        *self.0.lock().expect("nobody panics here").entry(outcome).or_default() += 1;
+    }
+
+    /// How often an outcome was met.
+    pub fn count(&self, outcome: &str) -> usize {
+        self.0.lock().expect("nobody panics here").get(outcome).copied().unwrap_or(0)
+    }
+}
+
+/// Explores `body` with at most `preemptions` preemptions an execution, and prints how many executions there
+/// were and what they came to. A model that explored only one, or that never met one of the outcomes that are
+/// `allowed`, has checked nothing and fails, and so does one that met another outcome.
+pub fn model(
+    name: &str,
+    preemptions: usize,
+    allowed: &[&'static str],
+    body: impl Fn(&Outcomes) + Send + Sync + 'static,
+) {
+    let (executions, outcomes) = (Arc::new(AtomicUsize::new(0)), Arc::new(Outcomes::default()));
+    let (counted, noted) = (Arc::clone(&executions), Arc::clone(&outcomes));
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = MAX_BRANCHES;
+    builder.max_permutations = None;
+    builder.max_duration = None;
+    let begin = Instant::now();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        prepare();
+        body(&noted);
+    });
+    let executions = executions.load(Ordering::Relaxed);
+    let took = begin.elapsed();
+    let outcomes = std::mem::take(&mut *outcomes.0.lock().expect("nobody panics here"));
+    println!(
+        "model {name}: {executions} executions, at most {preemptions} preemptions, {took:.1?}, {outcomes:?}"
+    );
+    assert!(executions > 1, "model {name} explored {executions} execution");
+    let met: Vec<_> = outcomes.into_keys().collect();
+    let mut allowed = allowed.to_vec();
+    allowed.sort_unstable();
+    assert_eq!(met, allowed, "outcomes of model {name}");
+}
+
+/// Places without content that loom watches: two accesses to one place, one of them a write, that nothing
+/// orders are reported. A model touches them beside the words that they stand for.
+#[derive(Debug)]
+pub struct Traced(Vec<UnsafeCell<()>>);
+
+// SAFETY: the cells hold nothing, and nobody dereferences the pointers that they give out; what is unsynchronised
+// about their use is what loom is asked to find.
+unsafe impl Sync for Traced {}
+
+impl Traced {
+    /// So many places.
+    pub fn new(places: usize) -> Self {
+        Traced((0..places).map(|_| UnsafeCell::new(())).collect())
+    }
+
+    fn place(&self, n: u64) -> &UnsafeCell<()> {
+        &self.0[(n % self.0.len() as u64) as usize]
+    }
+
+    /// Writes place `n`, counted around.
+    pub fn write(&self, n: u64) {
+        self.place(n).with_mut(|_| ());
+    }
+
+    /// Reads place `n`, counted around.
+    pub fn read(&self, n: u64) {
+        self.place(n).with(|_| ());
+    }
+}
+
+/// A stand-in for the kernel's futex: waits while a word is what was seen, without a time-out.
+#[derive(Debug, Default)]
+pub struct Futex {
+    bucket: loom::sync::Mutex<()>,
+    sleepers: Condvar,
+}
+
+impl Futex {
+    /// Sleeps, unless `word` is no longer `seen`, until [`wake_all`](Self::wake_all).
+    pub fn wait(&self, word: &AtomicU32, seen: u32) {
+        let bucket = self.bucket.lock().expect("nobody panics here");
+        if word.load(Ordering::Relaxed) == seen {
+            drop(self.sleepers.wait(bucket).expect("nobody panics here"));
+        }
+    }
+
+    /// Wakes everyone who sleeps.
+    pub fn wake_all(&self) {
+        let _bucket = self.bucket.lock().expect("nobody panics here");
+        self.sleepers.notify_all();
+    }
+}
