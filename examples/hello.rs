@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         lines.push(format!("{} from producer {}: {text}", c.seq, c.producer));
                     }
                     Ok(Event::Closed { .. }) | Err(_) => return (name, worker.digest(), lines),
+                    // Somebody came: that has an index as well, the same for all.
                     Ok(_) => {}
                 }
             }
