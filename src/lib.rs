@@ -129,6 +129,7 @@ mod attach;
 mod config;
 mod error;
 mod fold;
+mod fork;
 mod liveness;
 mod name;
 mod observer;

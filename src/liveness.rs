@@ -7,8 +7,9 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd};
 
-use crate::sys;
+use crate::{fork, sys};
 
 /// Who holds which byte. The bytes lie far behind the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,17 +30,36 @@ impl Role {
     }
 }
 
-/// The lock of a living party; dropping it is its death.
+/// The lock of a living party; dropping it is its death. In a forked child it is not there, and dropping it
+/// does nothing.
 #[derive(Debug)]
 pub(crate) struct Lock {
-    _file: File,
+    /// `None` only while it is dropped.
+    file: Option<File>,
 }
 
 impl Lock {
     /// Takes the lock of a role; `None` if somebody has it. `region` is a descriptor of the region file.
     pub(crate) fn take(region: &File, role: Role) -> io::Result<Option<Lock>> {
+        fork::watch();
         let file = sys::reopen(region, true)?;
-        Ok(sys::try_lock(&file, role.byte())?.then_some(Lock { _file: file }))
+        // Noted before it is locked: a child that is forked between the two must not keep the lock.
+        fork::note(file.as_raw_fd());
+        let lock = Lock { file: Some(file) };
+        let taken = lock.file.as_ref().map_or(Ok(false), |file| sys::try_lock(file, role.byte()))?;
+        Ok(taken.then_some(lock))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        let Some(file) = self.file.take() else { return };
+        if fork::is_child() {
+            // Closed already, and the number may be another file's by now.
+            let _ = file.into_raw_fd();
+        } else {
+            fork::forget(file.as_raw_fd());
+        }
     }
 }
 
@@ -47,7 +67,7 @@ impl Lock {
 impl Lock {
     /// The lock of nobody: put in the place of a real one, that one falls.
     pub(crate) fn fallen() -> Lock {
-        Lock { _file: File::open("/dev/null").unwrap() }
+        Lock { file: Some(File::open("/dev/null").unwrap()) }
     }
 }
 

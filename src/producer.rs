@@ -16,6 +16,7 @@ use seriatim_ring::wake::FOR_WORK;
 
 use crate::attach::{OnLane, Seat, take_seat};
 use crate::error::{AttachError, HeldBy};
+use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload::{self, payload_digest};
@@ -114,6 +115,25 @@ pub enum SubmitError {
     /// The order is closed.
     #[error("the order is closed")]
     Closed,
+    /// This process is a forked child of the one that attached: the producer is the parent's.
+    #[error("this producer was attached by the parent process, before a fork")]
+    Forked,
+    /// [`Producer::submit_at`]: the index is taken, by the same command if the producer numbers its own.
+    #[error("index {index} is submitted already, the next is {next}")]
+    Duplicate {
+        /// The index that was given.
+        index: u64,
+        /// The index that the next submit gets.
+        next: u64,
+    },
+    /// [`Producer::submit_at`]: there are indexes before it that were not submitted.
+    #[error("index {index} would leave a gap, the next is {next}")]
+    Gap {
+        /// The index that was given.
+        index: u64,
+        /// The index that the next submit gets.
+        next: u64,
+    },
     /// The sequencer found a ticket of this lane that could not be right, and hears it no more: attach again.
     #[error("the lane of this producer is fenced off after a damaged ticket")]
     Fenced,
@@ -167,6 +187,9 @@ pub enum WaitError {
     /// The lane is no longer heard.
     #[error("the lane of this producer is fenced off after a damaged ticket")]
     Fenced,
+    /// This process is a forked child of the one that attached: the producer is the parent's.
+    #[error("this producer was attached by the parent process, before a fork")]
+    Forked,
 }
 
 /// One who submits commands: attached under a name, with a lane of its own.
@@ -322,6 +345,33 @@ impl Producer {
         self.waiting(Some(at), |me| me.try_submit(kind, payload))
     }
 
+    /// Submits the command that the caller counts as its `index`th, waiting for room as long as it takes: for
+    /// producers that repeat themselves after a restart and must not be heard twice.
+    ///
+    /// ```
+    /// use seriatim::{Config, Producer, Region, Sequencer, SequencerConfig, SubmitError};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// producer.submit_at(0, 0, b"first")?;
+    /// assert_eq!(producer.submit_at(0, 0, b"first"), Err(SubmitError::Duplicate { index: 0, next: 1 }));
+    /// assert_eq!(producer.submit_at(5, 0, b"sixth"), Err(SubmitError::Gap { index: 5, next: 1 }));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SubmitError::Duplicate`] if `index` lies before [`next_index`](Self::next_index), [`SubmitError::Gap`]
+    /// if it lies beyond; else as [`submit`](Self::submit).
+    pub fn submit_at(&mut self, index: u64, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
+        let next = self.next_index();
+        match index.cmp(&next) {
+            std::cmp::Ordering::Less => Err(SubmitError::Duplicate { index, next }),
+            std::cmp::Ordering::Greater => Err(SubmitError::Gap { index, next }),
+            std::cmp::Ordering::Equal => self.submit(kind, payload).map(drop),
+        }
+    }
+
     /// Submits commands with one ticket, all or none, if there is room: they get consecutive places in the
     /// order. Returns their per-producer indexes.
     ///
@@ -385,6 +435,9 @@ impl Producer {
     /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
+        if fork::is_child() {
+            return Err(SubmitError::Forked);
+        }
         let max = self.max_payload();
         if len > max {
             self.writer.abandon();
@@ -415,6 +468,10 @@ impl Producer {
     /// Queues one ticket for what was put: the moment in which it is submitted.
     #[inline]
     fn queue(&mut self) -> Result<Range<u64>, SubmitError> {
+        // A claim may have been made before the fork.
+        if fork::is_child() {
+            return Err(SubmitError::Forked);
+        }
         let first = self.next_index();
         let count = self.writer.reserved();
         let map = self.region.map();
@@ -539,6 +596,9 @@ impl Producer {
     }
 
     fn wait_until(&mut self, index: u64, deadline: Option<Instant>) -> Result<Sequenced, WaitError> {
+        if fork::is_child() {
+            return Err(WaitError::Forked);
+        }
         let next = self.next_index();
         if index >= next {
             return Err(WaitError::NotSubmitted { index, next });

@@ -22,6 +22,7 @@ use crate::affinity::{self, PinError};
 use crate::config::WithoutWorkers;
 use crate::error::{AttachError, HeldBy};
 use crate::fold::Fold;
+use crate::fork;
 use crate::liveness::{Lock, Role};
 use crate::region::Region;
 use crate::region::layout::Part;
@@ -73,6 +74,9 @@ pub enum SequencerError {
     /// The thread panicked, with this text.
     #[error("the sequencer's thread panicked: {0}")]
     Panicked(String),
+    /// This process is a forked child of the one that opened it: the sequencer is the parent's.
+    #[error("this sequencer was opened by the parent process, before a fork")]
+    Forked,
     /// The last index is used up; the order is closed.
     #[error("index exhausted: the order ends at {last}")]
     Exhausted {
@@ -282,6 +286,9 @@ impl Sequencer {
     /// # Errors
     /// The last index is used up.
     pub fn poll(&mut self, budget: usize) -> Result<Turn, SequencerError> {
+        if fork::is_child() {
+            return Err(SequencerError::Forked);
+        }
         let measured = self.measure_cpu && self.orderer.has_work(&self.region.map().shared());
         let before = if measured { sys::thread_cpu_ns() } else { 0 };
         let turn = self.turn(budget)?;
@@ -348,6 +355,9 @@ impl Sequencer {
     /// [`poll`](Self::poll) until it says that the order is closed. What then still is not in the order (for
     /// gates that do not move) is kept for the next sequencer.
     pub fn close(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         self.refuse_submits(CLOSING);
         self.tell(true);
     }
@@ -641,6 +651,11 @@ impl SequencerHandle {
 
     fn end(&mut self, how: u8) -> Result<SequencerStats, SequencerError> {
         let Some(thread) = self.thread.take() else { return Ok(SequencerStats::default()) };
+        if fork::is_child() {
+            // The thread is not here; what is known of it is not to be waited for.
+            std::mem::forget(thread);
+            return Err(SequencerError::Forked);
+        }
         self.asked.store(how, StdOrdering::Release);
         // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
         // moves does not sleep, who reads it after sees what is asked.

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
-use seriatim_ring::sync::AtomicU32;
+use seriatim_ring::sync::{AtomicU32, AtomicU64};
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
@@ -174,4 +174,32 @@ pub(crate) fn kernel_uuid(which: &str) -> io::Result<u128> {
     let text = std::fs::read_to_string(format!("/proc/sys/kernel/random/{which}"))?;
     u128::from_str_radix(&text.trim().replace('-', ""), 16)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
+}
+
+/// A page of this process's memory that is full of zeroes in its forked children; its first word. `None` before
+/// Linux 4.14.
+pub(crate) fn word_wiped_on_fork() -> Option<&'static AtomicU64> {
+    let len = page_size() as usize;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new mapping that nobody else knows.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+    if page == libc::MAP_FAILED {
+        return None;
+    }
+    // SAFETY: the whole mapping made above.
+    check(unsafe { libc::madvise(page, len, libc::MADV_WIPEONFORK) }).ok()?;
+    // SAFETY: the page is zeroed, aligned, writable, and never unmapped.
+    Some(unsafe { AtomicU64::from_ptr(page.cast()) })
+}
+
+/// Has `handler` run in every forked child; whether that could be arranged. The handler makes system calls only.
+pub(crate) fn in_forked_children(handler: extern "C" fn()) -> bool {
+    // SAFETY: the handler is a function of this program, and async-signal-safe as its contract says.
+    unsafe { libc::pthread_atfork(None, None, Some(handler)) == 0 }
+}
+
+/// Closes a descriptor, whatever it is.
+pub(crate) fn close(fd: i32) {
+    // SAFETY: the caller owns the descriptor or, in a forked child, nobody uses it.
+    unsafe { libc::close(fd) };
 }

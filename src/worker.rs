@@ -12,6 +12,7 @@ use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::error::AttachError;
 use crate::fold::{Corrupt, Fold, Met};
+use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload;
@@ -194,6 +195,9 @@ pub enum WorkerError {
     /// The end was delivered, and nobody has reopened the order.
     #[error("the order is closed")]
     Closed,
+    /// This process is a forked child of the one that joined: the worker is the parent's.
+    #[error("this worker joined in the parent process, before a fork")]
+    Forked,
 }
 
 /// One who gets every command, at the same index as everyone else.
@@ -373,6 +377,9 @@ impl Worker {
     /// The next event that is to be delivered; all before it are done with.
     #[inline]
     fn take(&mut self) -> Result<Option<Met>, WorkerError> {
+        if fork::is_child() {
+            return Err(WorkerError::Forked);
+        }
         loop {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
@@ -448,6 +455,9 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
+        if fork::is_child() {
+            return;
+        }
         // What was delivered last counts as done: its borrow has ended.
         self.release();
         let (map, bells) = (self.region.map(), self.region.map().bells());

@@ -1,0 +1,143 @@
+//! A forked child neither keeps its parent alive nor releases anything of its parent's.
+//!
+//! The forking process is this test program itself, told by the environment what to do, for a fork takes all of
+//! a process's handles with it.
+
+use std::env;
+use std::process::{Command, Stdio, exit};
+use std::thread;
+
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{ForkResult, fork};
+use seriatim::{
+    Config, Event, Producer, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker,
+    WorkerError,
+};
+
+mod common;
+
+const PART: &str = "SERIATIM_FORK_PART";
+
+fn run(part: &str) {
+    let this = env::current_exe().unwrap();
+    let status = Command::new(this).args(["--exact", "part"]).env(PART, part).status().unwrap();
+    assert!(status.success(), "{part}: {status}");
+}
+
+#[test]
+fn handles_are_of_no_use_in_a_child_and_stay_whole_in_the_parent() {
+    run("handles");
+}
+
+#[test]
+fn a_child_keeps_no_lock_of_a_parent_that_was_killed() {
+    let folder = common::scratch();
+    let path = folder.path().join("region");
+    let region = Region::create(&path, &Config::new()).unwrap();
+    let mut parent = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "part", "--nocapture"])
+        .env(PART, format!("die {}", path.display()))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The grandchildren hold the pipe as well, so what is read is a line, not the end.
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(parent.stdout.take().unwrap()));
+    let children = lines.find_map(|line| line.unwrap().strip_prefix("children ").map(String::from)).unwrap();
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+
+    // Its places are free while its children live.
+    let sequencer = Sequencer::open(&region).unwrap();
+    drop(sequencer);
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    Worker::join(&region, "w").unwrap();
+    Producer::attach(&region, "p").unwrap();
+    for child in children.split(' ') {
+        let open = std::fs::read_dir(format!("/proc/{child}/fd")).unwrap();
+        let names: Vec<_> = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok()).collect();
+        println!("child {child} has open {names:?}");
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(child.parse().unwrap()),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+    }
+}
+
+/// What the processes that fork do. Does nothing as a test.
+#[test]
+fn part() {
+    match env::var(PART).ok().as_deref() {
+        Some("handles") => use_handles(),
+        Some(die) => fork_and_wait(die.strip_prefix("die ").unwrap()),
+        None => {}
+    }
+}
+
+fn use_handles() {
+    const COMMANDS: u64 = 100_000;
+    let region = Region::anonymous(&Config::new()).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let mut claiming = Producer::attach(&region, "claiming").unwrap();
+    let claim = claiming.claim(0, 5).unwrap();
+    // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
+    // the allocator, which the C library keeps usable across forks.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => {
+            let committed = claim.commit();
+            let forked = matches!(producer.try_submit(0, b"x"), Err(SubmitError::Forked))
+                && matches!(producer.submit(0, b"x"), Err(SubmitError::Forked))
+                && matches!(producer.wait_sequenced(0), Err(WaitError::Forked))
+                && matches!(committed, Err(SubmitError::Forked))
+                && matches!(worker.poll(), Err(WorkerError::Forked))
+                && matches!(worker.recv(), Err(WorkerError::Forked))
+                && matches!(sequencer.close(), Err(SequencerError::Forked));
+            drop((producer, worker, claiming, region));
+            exit(i32::from(!forked));
+        }
+        ForkResult::Parent { child } => {
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's handles");
+            drop(claim);
+            let submitting = thread::spawn(move || {
+                for n in 0..COMMANDS {
+                    producer.submit_at(n, 0, &n.to_le_bytes()).unwrap();
+                }
+            });
+            for n in 0..COMMANDS {
+                let payload = loop {
+                    if let Event::Command(command) = worker.recv().unwrap() {
+                        break command.payload.to_vec();
+                    }
+                };
+                assert_eq!(payload, n.to_le_bytes());
+            }
+            submitting.join().unwrap();
+            assert!(Sequencer::open(&region).is_err(), "the sequencer's lock was lost");
+            assert!(Worker::join(&region, "w").is_err(), "the worker's lock was lost");
+            sequencer.close().unwrap();
+        }
+    }
+}
+
+/// Attaches as everything, forks and starts a program, and waits to be killed.
+fn fork_and_wait(path: &str) {
+    let region = Region::attach(path).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let _worker = Worker::join(&region, "w").unwrap();
+    let _producer = Producer::attach(&region, "p").unwrap();
+    let program = Command::new("sleep").arg("1000").spawn().unwrap();
+    // SAFETY: as in `use_handles`; the child only sleeps.
+    match unsafe { fork() }.unwrap() {
+        ForkResult::Child => loop {
+            thread::park();
+        },
+        ForkResult::Parent { child } => {
+            println!("children {} {child}", program.id());
+            loop {
+                thread::park();
+            }
+        }
+    }
+}
