@@ -11,8 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    Config, Event, Producer, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker,
-    WorkerError,
+    Config, Event, Producer, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError,
+    Worker, WorkerError,
 };
 
 mod common;
@@ -132,6 +132,7 @@ fn use_handles() {
 }
 
 /// Attaches as everything, forks and starts a program, and waits to be killed.
+#[expect(clippy::zombie_processes, reason = "its children are to outlive it")]
 fn fork_and_wait(path: &str) {
     let region = Region::attach(path).unwrap();
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
