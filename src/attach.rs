@@ -13,8 +13,8 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::error::{AttachError, HeldBy};
 use crate::liveness::{Lock, Role};
 use crate::name::Name;
+use crate::process::Process;
 use crate::region::Region;
-use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
 /// A party's place in the region.
@@ -171,8 +171,9 @@ fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
 fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
     let (party, bells) = (K::party(region, index), region.map().bells());
     party.name.store(name.words());
-    party.pid.store(std::process::id().into(), Ordering::Relaxed);
-    party.started.store(sys::start_time(), Ordering::Relaxed);
+    let Process { pid, started } = Process::this();
+    party.pid.store(pid.into(), Ordering::Relaxed);
+    party.started.store(started, Ordering::Relaxed);
     let generation = party.ask(bells.requests_word());
     wait::wake_sequencer(bells, FOR_WORK);
     generation

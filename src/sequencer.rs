@@ -24,8 +24,10 @@ use crate::error::{AttachError, HeldBy};
 use crate::fold::Fold;
 use crate::fork;
 use crate::liveness::{Lock, Role};
+use crate::process::{NotKilled, Process};
 use crate::region::Region;
 use crate::region::layout::Part;
+use crate::region::snapshot::State;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
@@ -47,6 +49,24 @@ pub enum SequencerError {
         path: PathBuf,
         /// Its process, as it says itself.
         pid: u32,
+    },
+    /// The one that serves the region was to be evicted, and was not.
+    #[error("{path:?} is still served, its sequencer was not evicted: {source}")]
+    NotEvicted {
+        /// The region.
+        path: PathBuf,
+        /// What kept it.
+        source: NotKilled,
+    },
+    /// The one that served the region was killed, and the kernel has not ended it yet.
+    #[error("{path:?}: pid {pid} was killed but has not ended within {waited:?}")]
+    NotEnded {
+        /// The region.
+        path: PathBuf,
+        /// Its process.
+        pid: u32,
+        /// How long was waited.
+        waited: Duration,
     },
     /// The region cannot be written.
     #[error(transparent)]
@@ -226,16 +246,98 @@ impl Sequencer {
     /// # Errors
     /// Another one is alive, who is then named; the region is read-only; or it is damaged.
     pub fn open(region: &Region) -> Result<Sequencer, SequencerError> {
+        match Self::lock(region)? {
+            Some(lock) => Self::take_over(region, lock),
+            None => Err(SequencerError::Running { path: region.path().into(), pid: region.sequencer_pid() }),
+        }
+    }
+
+    /// As [`open`](Self::open), but waits while another one serves: a standby. It takes over when that one's lock
+    /// falls, which is when its process has ended however it ended, and for no other reason.
+    ///
+    /// `stop` is asked every 100 ms while it waits. `None` if that said so, or if the one that served has closed
+    /// the order: whoever closed it does not want it to go on.
+    ///
+    /// ```
+    /// use seriatim::{Config, Region, Sequencer, SequencerConfig};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let serving = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let standby = std::thread::spawn({
+    ///     let region = region.clone();
+    ///     move || Sequencer::wait_to_open(&region, || false)
+    /// });
+    /// serving.stop()?; // a death would do as well
+    /// let standby = standby.join().unwrap()?.expect("the order is open");
+    /// assert_eq!(standby.stats().epoch, 2);
+    /// standby.start(SequencerConfig::new())?.close()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), but never [`SequencerError::Running`].
+    pub fn wait_to_open(
+        region: &Region,
+        mut stop: impl FnMut() -> bool,
+    ) -> Result<Option<Sequencer>, SequencerError> {
+        let mut waited = false;
+        loop {
+            match Self::lock(region)? {
+                // Closed before its lock fell, so no later look can find it open.
+                Some(_) if waited && region.state() == State::Closed => return Ok(None),
+                Some(lock) => return Self::take_over(region, lock).map(Some),
+                None if stop() => return Ok(None),
+                None => region.sequencer_process().await_end(wait::LONGEST_SLEEP),
+            }
+            waited = true;
+        }
+    }
+
+    /// As [`open`](Self::open), but kills the process that serves the region, if one does, and waits for its lock
+    /// to fall, for `timeout` at most. For one that is stopped or hangs: all that it ordered stays.
+    ///
+    /// The process is killed through a pidfd, if its start time is the one that it left in the region: never
+    /// another one that has got its pid. The lock is not taken from the living in any case.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); with [`SequencerError::Running`] if a standby was faster;
+    /// [`SequencerError::NotEvicted`] if nobody was killed, [`SequencerError::NotEnded`] at the time-out.
+    pub fn evict(region: &Region, timeout: Duration) -> Result<Sequencer, SequencerError> {
+        let deadline = Instant::now() + timeout;
+        let holder = region.sequencer_process();
+        let mut killed = false;
+        loop {
+            if let Some(lock) = Self::lock(region)? {
+                return Self::take_over(region, lock);
+            }
+            let path = || region.path().to_path_buf();
+            if killed && region.sequencer_process() != holder {
+                return Err(SequencerError::Running { path: path(), pid: region.sequencer_pid() });
+            }
+            if !killed {
+                holder.kill().map_err(|source| SequencerError::NotEvicted { path: path(), source })?;
+                tracing::warn!(pid = holder.pid, path = %region.path().display(), "evicted the sequencer");
+                killed = true;
+            } else if wait::is_over(Some(deadline)) {
+                return Err(SequencerError::NotEnded { path: path(), pid: holder.pid, waited: timeout });
+            }
+            holder.await_end(wait::LONGEST_SLEEP);
+        }
+    }
+
+    /// Makes the sequencer's parts writable and takes its lock; `None` if another one has it.
+    fn lock(region: &Region) -> Result<Option<Lock>, SequencerError> {
         use Part::{Bells, Control, Lane, Order, Tickets};
         region.make_writable("a sequencer", &[Control, Order, Bells, Tickets, Lane(0)])?;
-        let lock =
-            Lock::take(region.file(), Role::Sequencer).map_err(AttachError::io(region.path(), "lock"))?;
-        let Some(lock) = lock else {
-            return Err(SequencerError::Running { path: region.path().into(), pid: region.sequencer_pid() });
-        };
+        let lock = Lock::take(region.file(), Role::Sequencer);
+        Ok(lock.map_err(AttachError::io(region.path(), "lock"))?)
+    }
+
+    fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
         let reign = &region.map().control().reign;
-        reign.pid.store(std::process::id(), Ordering::Relaxed);
-        reign.started.store(sys::start_time(), Ordering::Relaxed);
+        let Process { pid, started } = Process::this();
+        reign.pid.store(pid, Ordering::Relaxed);
+        reign.started.store(started, Ordering::Relaxed);
         let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
         let epoch = reign.epoch.load(Ordering::Relaxed);
         let mut sequencer = Sequencer {
@@ -545,7 +647,16 @@ impl Sequencer {
     /// # Errors
     /// As [`open`](Self::open); or the thread cannot be started, or not be pinned.
     pub fn spawn(region: &Region, config: SequencerConfig) -> Result<SequencerHandle, SequencerError> {
-        let mut sequencer = Sequencer::open(region)?;
+        Sequencer::open(region)?.start(config)
+    }
+
+    /// Goes on on a thread of its own.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or not be pinned.
+    pub fn start(self, config: SequencerConfig) -> Result<SequencerHandle, SequencerError> {
+        let mut sequencer = self;
+        let region = sequencer.region.clone();
         sequencer.measure_cpu = config.measure_cpu;
         let asked = Arc::new(AtomicU8::new(RUN));
         let (pinned, is_pinned) = std::sync::mpsc::channel();
@@ -560,7 +671,7 @@ impl Sequencer {
             }
         });
         let thread = thread.map_err(SequencerError::Thread)?;
-        let handle = SequencerHandle { region: region.clone(), asked, thread: Some(thread) };
+        let handle = SequencerHandle { region, asked, thread: Some(thread) };
         // A thread that ended without a word panicked: joining says how.
         match is_pinned.recv() {
             Ok(Ok(())) => Ok(handle),

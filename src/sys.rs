@@ -161,12 +161,38 @@ pub(crate) fn page_size() -> u64 {
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
 }
 
-/// The kernel's start time of this process, in its ticks since boot; 0 if it does not say.
-pub(crate) fn start_time() -> u64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+/// The kernel's start time of a process, in its ticks since boot; `None` if there is no such process here.
+pub(crate) fn start_time_of(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field, the name, may hold spaces and brackets: count from its end.
-    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    after_name.split_whitespace().nth(19).and_then(|field| field.parse().ok()).unwrap_or(0)
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// A descriptor that stays that of the process that has this pid now.
+pub(crate) fn open_process(pid: u32) -> io::Result<File> {
+    // Close-on-exec without being asked.
+    // SAFETY: plain numbers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) };
+    let fd = check(fd as libc::c_int)?;
+    // SAFETY: the descriptor is new and nobody else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// Kills the process behind a descriptor of [`open_process`].
+pub(crate) fn kill_process(process: &File) -> io::Result<()> {
+    let (fd, no_info) = (process.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    // SAFETY: plain numbers, and no information, which is allowed.
+    let result = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, no_info, 0) };
+    check(result as libc::c_int).map(drop)
+}
+
+/// Sleeps until the process behind a descriptor has ended, for `longest` at most; whether it has.
+pub(crate) fn await_process(process: &File, longest: Duration) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: process.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let ms = libc::c_int::try_from(longest.as_millis()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: `poll` is one valid entry for the call, which reads and writes it.
+    Ok(check(unsafe { libc::poll(&raw mut poll, 1, ms) })? > 0)
 }
 
 /// Sixteen bytes that the kernel writes as a UUID: this boot's, or random ones.

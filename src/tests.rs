@@ -863,3 +863,59 @@ fn producers_can_be_sent_and_not_shared() {
     is_send::<Sequencer>();
     // `Producer: !Sync` is a compile-fail example at `Producer`.
 }
+
+/// A child that ends with its standard input.
+fn bystander() -> (std::process::Child, u64) {
+    use std::process::{Command, Stdio};
+    let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let started = crate::sys::start_time_of(child.id()).unwrap();
+    (child, started)
+}
+
+#[test]
+fn nobody_is_killed_for_a_pid_and_no_lock_is_taken_from_the_living() {
+    let desk = Desk::new(&tiny());
+    let reign = &desk.region.map().control().reign;
+    let now = Duration::ZERO;
+
+    let itself = Sequencer::evict(&desk.region, now).unwrap_err();
+    assert!(
+        matches!(itself, SequencerError::NotEvicted { source: NotKilled::Itself { .. }, .. }),
+        "{itself}"
+    );
+
+    // The pid of the one that serves is that of another process by now.
+    let (mut child, started) = bystander();
+    let relaxed = seriatim_ring::sync::Ordering::Relaxed;
+    reign.pid.store(child.id(), relaxed);
+    let other = Sequencer::evict(&desk.region, now).unwrap_err();
+    assert!(matches!(other, SequencerError::NotEvicted { source: NotKilled::Other { .. }, .. }), "{other}");
+    assert!(child.try_wait().unwrap().is_none());
+
+    // It is the one, is killed, and its lock does not fall (for it is ours).
+    reign.started.store(started, relaxed);
+    let held = Sequencer::evict(&desk.region, now).unwrap_err();
+    assert!(matches!(held, SequencerError::NotEnded { .. }), "{held}");
+    assert!(!child.wait().unwrap().success());
+    assert!(matches!(Sequencer::open(&desk.region), Err(SequencerError::Running { .. })));
+}
+
+#[test]
+fn a_standby_waits_for_the_lock_and_for_nothing_else() {
+    let desk = Desk::new(&tiny());
+    let mut asked = 0;
+    let opened = Sequencer::wait_to_open(&desk.region, || {
+        asked += 1;
+        asked > 3
+    });
+    assert!(opened.unwrap().is_none() && asked > 3);
+    assert_eq!(desk.sequencer.stats().epoch, 1);
+
+    let Desk { region, sequencer } = desk;
+    let mut sequencer = Some(sequencer);
+    let next = Sequencer::wait_to_open(&region, || {
+        sequencer = None;
+        false
+    });
+    assert_eq!(next.unwrap().unwrap().stats().epoch, 2);
+}

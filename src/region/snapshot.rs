@@ -13,6 +13,7 @@ use crate::Digest;
 use crate::error::HeldBy;
 use crate::liveness::Role;
 use crate::name::Name;
+use crate::process::Process;
 
 /// Whether the order takes submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +176,12 @@ impl Region {
 
     pub(crate) fn sequencer_pid(&self) -> u32 {
         self.map().control().reign.pid.load(Ordering::Relaxed)
+    }
+
+    /// The sequencer's process, as it says itself.
+    pub(crate) fn sequencer_process(&self) -> Process {
+        let reign = &self.map().control().reign;
+        Process { pid: self.sequencer_pid(), started: reign.started.load(Ordering::Relaxed) }
     }
 
     fn party_status(&self, party: &Party, name: Name, role: Role, attached: bool) -> PartyStatus {

@@ -1,7 +1,7 @@
 //! `seriatim sequence`: the sequencer of a region, in the foreground.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
@@ -16,8 +16,10 @@ const EXAMPLES: &str = "\
 Examples:
   seriatim sequence /dev/shm/orders &
   seriatim sequence /dev/shm/orders --core 3 --wait spin
+  seriatim sequence /dev/shm/orders --standby &
 
-It prints one line once it serves. SIGTERM or SIGINT closes the order: workers receive the end after all that
+It prints one line once it serves. With --standby it prints one before, when it begins to wait: it takes over when
+the process that serves has ended, however it ended, and ends itself when that one has closed the order. SIGTERM or SIGINT closes the order: workers receive the end after all that
 came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on where
 it stopped.
 
@@ -35,10 +37,19 @@ pub(crate) struct Args {
     /// How it waits when there is nothing to do: spin, yield or park
     #[arg(long, value_name = "HOW", default_value_t = Wait::Park)]
     wait: Wait,
+    /// Wait while another one serves the region, and take over when it has ended
+    #[arg(long)]
+    standby: bool,
+    /// Kill the process that serves the region, if one does, and take over when it has ended
+    #[arg(long, conflicts_with = "standby")]
+    evict: bool,
     /// Print the reports as JSON, one a line
     #[arg(long)]
     json: bool,
 }
+
+/// How long the kernel may take to end a process that was killed.
+const EVICTION: Duration = Duration::from_secs(30);
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
@@ -48,7 +59,8 @@ impl Args {
         if let Some(core) = self.core {
             config = config.core(core);
         }
-        let sequencer = Sequencer::spawn(&region, config)?;
+        let Some(sequencer) = self.open(&region, &stop)? else { return Ok(Outcome::Done) };
+        let sequencer = sequencer.start(config)?;
         let path = self.path.display().to_string();
         let serving =
             Serving { serving: path.clone(), pid: std::process::id(), epoch: region.snapshot().epoch };
@@ -68,6 +80,49 @@ impl Args {
         }
         output::print(&Closed::new(path, snapshot.next.get(), &stats), self.json)?;
         Ok(Outcome::Done)
+    }
+
+    /// Takes the order up, in the way that was asked for; none if there is nothing to take up any more.
+    fn open(&self, region: &Region, stop: &Stop) -> Result<Option<Sequencer>> {
+        if self.evict {
+            let evicted = Sequencer::evict(region, EVICTION)?;
+            return Ok(Some(evicted));
+        }
+        if !self.standby {
+            return Ok(Some(Sequencer::open(region)?));
+        }
+        let mut said = Ok(());
+        let mut is_first = true;
+        let opened = Sequencer::wait_to_open(region, || {
+            if std::mem::take(&mut is_first) {
+                said = output::print(&StandingBy::new(&self.path, region), self.json);
+            }
+            said.is_err() || stop.asked()
+        })?;
+        said?;
+        Ok(opened)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct StandingBy {
+    standing_by: String,
+    pid: u32,
+    /// Process of the one that serves.
+    behind: u32,
+}
+
+impl StandingBy {
+    fn new(path: &Path, region: &Region) -> StandingBy {
+        let behind = region.snapshot().sequencer.map_or(0, |party| party.pid);
+        StandingBy { standing_by: path.display().to_string(), pid: std::process::id(), behind }
+    }
+}
+
+impl Report for StandingBy {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let StandingBy { standing_by, pid, behind } = self;
+        writeln!(out, "standing by for {standing_by} as pid {pid}, behind pid {behind}")
     }
 }
 

@@ -1,0 +1,125 @@
+//! What an operator does when parties die or hang: standbys, evictions, restarts, and what is said about it.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+
+use common::{Running, create, eventually, run, scratch, sequence, seriatim, stat, worker};
+use nix::sys::signal::Signal;
+use tempfile::TempDir;
+
+/// A standby that has begun to wait.
+fn standby(region: &str) -> Running {
+    let mut standby = Running::start(&mut seriatim(&["sequence", region, "--standby"]));
+    let line = standby.line();
+    assert!(line.starts_with(&format!("standing by for {region} ")), "{line}");
+    standby
+}
+
+/// Waits until a standby serves.
+#[track_caller]
+fn takes_over(standby: &mut Running, region: &str, epoch: u64) {
+    let line = standby.line();
+    assert!(line.starts_with(&format!("serving {region} ")), "{line}");
+    assert!(line.ends_with(&format!("epoch {epoch}")), "{line}");
+}
+
+/// A file of lines that are all different.
+fn lines(folder: &TempDir, mark: &str, count: usize) -> (String, Vec<String>) {
+    let path = folder.path().join(mark).display().to_string();
+    let lines: Vec<String> = (0..count).map(|number| format!("{mark} {number}")).collect();
+    fs::write(&path, lines.join("\n") + "\n").unwrap();
+    (path, lines)
+}
+
+/// Where a worker's end said that it was, and with which digest.
+fn place(err: &str) -> &str {
+    err.split_once(": ").map_or(err, |(_, place)| place)
+}
+
+#[test]
+fn a_standby_goes_on_at_the_next_index_with_the_same_digests() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--producers", "2", "--workers", "2"]);
+    let first = sequence(&region);
+    let mut second = standby(&region);
+    let outs = ["a", "b"].map(|name| folder.path().join(name).display().to_string());
+    let workers =
+        outs.clone().map(|out| worker(&region, &out[out.len() - 1..], &["--out", &out, "--digest"]));
+
+    let (before, mut all) = lines(&folder, "before", 500);
+    run(&["submit", &region, &before]).with(0);
+    let next = stat(&region)["next"].as_u64().unwrap();
+    let mut first = first;
+    first.signal(Signal::SIGKILL);
+    takes_over(&mut second, &region, 2);
+    let status = stat(&region);
+    // One more: that the epoch is new has its own place in the order.
+    assert!(status["next"].as_u64().unwrap() >= next, "{status}");
+    assert_eq!(status["epoch"], 2);
+
+    let (after, more) = lines(&folder, "after", 500);
+    all.extend(more);
+    run(&["submit", &region, &after]).with(0);
+    second.stop().with(0);
+    let ends = workers.map(Running::end);
+    assert_eq!(place(&ends[0].err), place(&ends[1].err));
+    for out in outs {
+        assert_eq!(fs::read_to_string(out).unwrap().lines().collect::<Vec<_>>(), all);
+    }
+}
+
+#[test]
+fn a_standby_ends_when_the_order_is_closed() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let first = sequence(&region);
+    let second = standby(&region);
+    first.stop().with(0);
+    let ended = second.end().with(0);
+    assert!(ended.out.is_empty() && ended.err.is_empty(), "{ended:?}");
+    assert_eq!(stat(&region)["state"], "closed");
+}
+
+#[test]
+fn a_standby_ends_when_asked_and_is_no_standby_where_nobody_serves() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut alone = Running::start(&mut seriatim(&["sequence", &region, "--standby"]));
+    takes_over(&mut alone, &region, 1);
+    standby(&region).stop().with(0);
+    assert_eq!(stat(&region)["epoch"], 1);
+}
+
+#[test]
+fn a_sequencer_that_is_stopped_is_evicted_only_when_that_is_asked_for() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut stopped = sequence(&region);
+    let held = worker(&region, "w", &[]);
+    stopped.signal(Signal::SIGSTOP);
+    let pid = stopped.pid().to_string();
+    run(&["sequence", &region]).with(2).saying(&["has a sequencer already", &pid]);
+    assert_eq!(stat(&region)["epoch"], 1);
+
+    let mut next = Running::start(&mut seriatim(&["sequence", &region, "--evict"]));
+    takes_over(&mut next, &region, 2);
+    assert_eq!(stopped.end().code, None, "it was killed");
+    let (file, lines) = lines(&folder, "lines", 100);
+    run(&["submit", &region, &file]).with(0);
+    next.stop().with(0);
+    assert_eq!(held.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+}
+
+#[test]
+fn evicting_nobody_is_serving() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut alone = Running::start(&mut seriatim(&["sequence", &region, "--evict"]));
+    takes_over(&mut alone, &region, 1);
+    let both = run(&["sequence", &region, "--evict", "--standby"]);
+    assert_eq!(both.code, Some(2));
+    assert!(Path::new(&region).exists());
+    eventually("it still serves", || stat(&region)["sequencer"]["alive"] == true);
+}
