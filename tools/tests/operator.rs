@@ -123,3 +123,90 @@ fn evicting_nobody_is_serving() {
     assert!(Path::new(&region).exists());
     eventually("it still serves", || stat(&region)["sequencer"]["alive"] == true);
 }
+
+#[test]
+fn a_submitter_that_resumes_leaves_out_what_is_in_the_order() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let sequencer = sequence(&region);
+    let reader = worker(&region, "w", &[]);
+    let (file, lines) = lines(&folder, "lines", 1000);
+    let part = folder.path().join("part").display().to_string();
+    fs::write(&part, lines[..400].join("\n")).unwrap();
+
+    run(&["submit", &region, &part, "--name", "a"]).with(0);
+    let resumed = run(&["submit", &region, &file, "--name", "a", "--resume", "--json"]).with(0).json();
+    assert_eq!((&resumed["skipped"], &resumed["commands"]), (&400.into(), &600.into()));
+    // Once more there is nothing left to do; with a shorter input it cannot be the same one.
+    let again = run(&["submit", &region, &file, "--name", "a", "--resume"]).with(0);
+    assert!(again.out.contains("1000 lines were in the order already, 0 commands"), "{again:?}");
+    run(&["submit", &region, &part, "--name", "a", "--resume"]).with(2).saying(&["1000", "400 lines"]);
+    assert_eq!(run(&["submit", &region, &file, "--resume"]).code, Some(2), "whose lines?");
+
+    sequencer.stop().with(0);
+    assert_eq!(reader.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+}
+
+/// The whole job with kills all the way: sequencers with standbys behind them, a worker, a submitter.
+#[test]
+fn every_line_arrives_once_everywhere_whoever_is_killed() {
+    const LINES: usize = 20_000;
+    let folder = scratch();
+    // Small lanes: everybody waits for everybody now and then.
+    let sizes = ["--producers", "2", "--workers", "4", "--lane-cells", "256"];
+    let region = create(&folder, "region", &sizes);
+    let mut serving = sequence(&region);
+    let mut next = standby(&region);
+    let out = |name: &str| folder.path().join(name).display().to_string();
+    let join = |name: &str| worker(&region, name, &["--out", &out(name), "--digest"]);
+    let [a, b, mut victim] = ["a", "b", "victim"].map(join);
+    let (sent, files): (Vec<_>, Vec<_>) = ["x", "y"]
+        .map(|name| {
+            let (file, all) = lines(&folder, name, LINES);
+            (all, file)
+        })
+        .into_iter()
+        .unzip();
+    let submit = |at: usize, name: &str| {
+        let args = ["submit", &region, &files[at], "--name", name, "--resume", "--batch", "4", "--json"];
+        Running::start(&mut seriatim(&args))
+    };
+    let mut x = submit(0, "x");
+    let y = submit(1, "y");
+
+    let ordered = || stat(&region)["next"].as_u64().unwrap();
+    let mut restarts = 0;
+    for kill in 0..5 {
+        let goal = (kill as u64 + 1) * LINES as u64 * 2 / 7;
+        eventually("the order goes on", || ordered() >= goal);
+        serving.signal(Signal::SIGKILL);
+        takes_over(&mut next, &region, kill + 2);
+        serving = std::mem::replace(&mut next, standby(&region));
+        match kill {
+            1 => victim.signal(Signal::SIGKILL),
+            0 | 3 => {
+                x.signal(Signal::SIGKILL);
+                // Joined before the next one comes: of a name there is one at a time.
+                x.end();
+                x = submit(0, "x");
+                restarts += 1;
+            }
+            _ => {}
+        }
+    }
+    let done = [x, y].map(|submit| submit.end().with(0).json());
+    println!("5 sequencers, 1 worker, {restarts} submitters killed; the rest of x: {}", done[0]);
+    assert_eq!(done[1]["commands"], LINES);
+    serving.stop().with(0);
+    next.end().with(0);
+
+    let ends = [a.end().with(0), b.end().with(0)];
+    assert_eq!(place(&ends[0].err), place(&ends[1].err));
+    let text = fs::read_to_string(out("a")).unwrap();
+    assert!(text == fs::read_to_string(out("b")).unwrap(), "the outputs differ");
+    for (mark, sent) in ["x", "y"].iter().zip(sent) {
+        let got: Vec<&str> = text.lines().filter(|line| line.starts_with(mark)).collect();
+        assert!(got == sent, "{} lines of {mark}", got.len());
+    }
+    assert_eq!(text.lines().count(), 2 * LINES);
+}

@@ -22,6 +22,11 @@ Examples:
   seriatim submit /dev/shm/orders commands.txt
   echo 'set a 1' | seriatim submit /dev/shm/orders --name config
   tail -f log | seriatim submit /dev/shm/orders         submits each line as it comes
+  seriatim submit /dev/shm/orders commands.txt --name a --resume
+
+With --resume it can be started again after it was killed, with the same name and the same input: it goes on at the
+first line that is not in the order. The region remembers how far a name came until its lane is given to another
+name, which happens only where there are more names than lanes.
 
 Exit code: 0 when all lines are in the order, 1 when the order was closed before, 2 when it could not run.";
 
@@ -40,6 +45,9 @@ pub(crate) struct Args {
     /// Name of this producer; there is one of a name at a time [default: submit-PID]
     #[arg(long)]
     name: Option<String>,
+    /// Leave out the lines that are in the order already: as many as this name has submitted
+    #[arg(long, requires = "name")]
+    resume: bool,
     /// Commands in one ticket at most; only lines that are there already share one
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
@@ -67,6 +75,9 @@ impl Args {
             payload: producer.max_payload(),
             bytes: producer.max_batch_bytes() as usize,
         };
+        if self.resume {
+            report.skipped = skip(&mut input, report.first)?;
+        }
         match pump(&mut input, producer, &limits, &mut report) {
             Ok(()) => {
                 output::print(&report, self.json)?;
@@ -80,6 +91,19 @@ impl Args {
             Err(error) => Err(error.context(format!("after {} commands", report.commands))),
         }
     }
+}
+
+/// Reads over the lines that this name has submitted.
+fn skip(input: &mut Stream, submitted: u64) -> Result<u64> {
+    while input.lines_read() < submitted {
+        let line = input.next().context("cannot read the input")?;
+        let has = input.lines_read();
+        ensure!(
+            line.is_some(),
+            "{submitted} commands of this name are in the order, the input has {has} lines"
+        );
+    }
+    Ok(submitted)
 }
 
 /// What one ticket may carry.
@@ -198,6 +222,8 @@ struct SubmitReport {
     name: String,
     /// The producer's number in the order, as workers see it.
     number: u64,
+    /// Lines that were in the order already.
+    skipped: u64,
     commands: u64,
     bytes: u64,
     /// Per-producer indexes `first..next`.
@@ -210,7 +236,11 @@ struct SubmitReport {
 impl Report for SubmitReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let SubmitReport { name, commands, bytes, first, next, .. } = self;
-        write!(out, "{name}: {commands} commands ({bytes} bytes) as indexes {first}..{next}")?;
+        write!(out, "{name}: ")?;
+        if self.skipped > 0 {
+            write!(out, "{} lines were in the order already, ", self.skipped)?;
+        }
+        write!(out, "{commands} commands ({bytes} bytes) as indexes {first}..{next}")?;
         match self.seq {
             Some(seq) => writeln!(out, ", the last at {seq} in the order"),
             None => writeln!(out),
