@@ -128,6 +128,7 @@ pub mod affinity;
 mod attach;
 mod config;
 mod error;
+mod error_log;
 mod fold;
 mod fork;
 mod liveness;
@@ -139,6 +140,7 @@ mod producer;
 mod region;
 mod sequencer;
 pub mod shared;
+mod stall;
 mod sys;
 #[cfg(test)]
 mod tests;
@@ -149,6 +151,7 @@ use std::fmt;
 
 pub use config::{Config, ConfigError, Geometry, WithoutWorkers};
 pub use error::{AttachError, CreateError, HeaderError, HeldBy, RemoveError};
+pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use fold::Corrupt;
 pub use name::{Name, NameError};
 pub use observer::{Observed, Observer};
@@ -163,7 +166,7 @@ pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerS
 pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn};
 pub use seriatim_ring::Seq;
 pub use wait::{UnknownWait, Wait};
-pub use worker::{Command, Event, JoinOptions, MemberChange, Worker, WorkerError};
+pub use worker::{Command, Event, JoinOptions, MemberChange, Worker, WorkerError, WorkerPolicy};
 
 /// The digest of all commands before an index: equal digests at an equal index mean the same history.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -44,6 +44,14 @@ impl Name {
         Ok(Name(bytes))
     }
 
+    /// As much of a text as a name has room for, whatever is in it.
+    pub(crate) fn cut(text: &str) -> Name {
+        let mut bytes = [0; NAME_BYTES];
+        let cut = cut(text, NAME_BYTES);
+        bytes[..cut.len()].copy_from_slice(cut.as_bytes());
+        Name(bytes)
+    }
+
     /// The name as text; what is not UTF-8 (in a damaged region) is left out.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -67,6 +75,12 @@ impl Name {
             u64::from_le_bytes(std::array::from_fn(|j| bytes[j]))
         })
     }
+}
+
+/// As much of a text as so many bytes hold, in whole characters.
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+    &text[..end.unwrap_or(0)]
 }
 
 impl fmt::Display for Name {

@@ -532,7 +532,7 @@ impl Producer {
     /// Who keeps this producer's commands from being passed.
     fn held_by(&mut self) -> HeldBy {
         // A sequencer that makes turns is alive: the kernel need not be asked.
-        let turns = self.region.map().control().turns.load(Ordering::Relaxed);
+        let turns = self.region.map().control().pulse.turns.load(Ordering::Relaxed);
         let moved = std::mem::replace(&mut self.turns, turns) != turns;
         if !moved && !self.region.is_alive(Role::Sequencer) {
             return HeldBy::NoSequencer;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use seriatim_ring::Seq;
 use seriatim_ring::control::{CLOSING, EXHAUSTED, GONE, OPEN, Verdict};
 use seriatim_ring::order::Follower;
-use seriatim_ring::sequencer::{Damage, Orderer, Shared, Stop};
+use seriatim_ring::sequencer::{Damage, Orderer, Shared, Stop, gate};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Ticket};
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
@@ -21,18 +21,24 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 use crate::affinity::{self, PinError};
 use crate::config::WithoutWorkers;
 use crate::error::{AttachError, HeldBy};
+use crate::error_log::ErrorCode;
 use crate::fold::Fold;
 use crate::fork;
 use crate::liveness::{Lock, Role};
+use crate::name::Name;
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
+use crate::stall::Watch;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
+use crate::worker::panic_text;
 
 /// How long a worker that died can gate before the kernel is asked about it.
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
+/// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
+const STALL: Duration = Duration::from_secs(1);
 /// Turns between two looks at the clock.
 const TURNS_A_LOOK: u32 = 64;
 /// Runs that a spawned sequencer orders in one turn at most.
@@ -147,6 +153,7 @@ pub struct SequencerConfig {
     wait: Wait,
     measure_cpu: bool,
     close_timeout: Duration,
+    stall_after: Duration,
 }
 
 impl Default for SequencerConfig {
@@ -156,6 +163,7 @@ impl Default for SequencerConfig {
             wait: Wait::default(),
             measure_cpu: false,
             close_timeout: Duration::from_secs(5),
+            stall_after: STALL,
         }
     }
 }
@@ -181,6 +189,12 @@ impl SequencerConfig {
     /// Measures the processor time of turns that find work: two system calls for each of them. Default no.
     pub fn measure_cpu(mut self, yes: bool) -> Self {
         self.measure_cpu = yes;
+        self
+    }
+
+    /// See [`Sequencer::stall_after`].
+    pub fn stall_after(mut self, time: Duration) -> Self {
+        self.stall_after = time;
         self
     }
 
@@ -238,6 +252,7 @@ pub struct Sequencer {
     told: Seq,
     /// Folds what nobody works on, where that is to be dropped.
     discarding: Option<Fold>,
+    watch: Watch,
 }
 
 impl Sequencer {
@@ -352,10 +367,14 @@ impl Sequencer {
             next_look: Instant::now(),
             told: Seq::ZERO,
             discarding: None,
+            watch: Watch::new(STALL),
             region: region.clone(),
         };
         if region.identity().without_workers == WithoutWorkers::Discard {
             sequencer.discarding = Some(sequencer.fold_from_anchor());
+        }
+        if epoch > 1 {
+            region.record(ErrorCode::TakenOver, "sequencer", "took over from a former one", epoch);
         }
         // Whoever slept through the change of sequencers looks again.
         for bell in [&region.map().bells().workers, &region.map().bells().producers] {
@@ -368,6 +387,12 @@ impl Sequencer {
     /// Measures the processor time of turns that find work.
     pub fn measure_cpu(&mut self, yes: bool) {
         self.measure_cpu = yes;
+    }
+
+    /// How long a worker can hold the others up before that is said (in one line through `tracing`, and in the
+    /// region's error log); default 1 s.
+    pub fn stall_after(&mut self, time: Duration) {
+        self.watch.stall_after(time);
     }
 
     /// What it has done so far.
@@ -405,10 +430,12 @@ impl Sequencer {
     }
 
     fn turn(&mut self, budget: usize) -> Result<Turn, SequencerError> {
-        self.region.map().control().turns.store(self.stats.turns + 1, Ordering::Relaxed);
+        self.region.map().control().pulse.turns.store(self.stats.turns + 1, Ordering::Relaxed);
         let mut news = self.keep_house(false);
         let bells = self.region.map().bells();
-        if bells.take_wanted() || bells.producers.is_announced(FOR_WORK) {
+        let wanted = bells.take_wanted();
+        self.watch.press(wanted);
+        if wanted || bells.producers.is_announced(FOR_WORK) {
             news |= self.free();
         }
         let budget = u32::try_from(budget).unwrap_or(u32::MAX);
@@ -423,14 +450,10 @@ impl Sequencer {
             Stop::Held => {
                 news |= self.free();
                 turn.held = self.orderer.is_held(&s).then(|| region.held_by_worker());
+                self.watch.press(turn.held.is_some());
             }
             Stop::Bad { lane, count, limit } => {
-                tracing::warn!(
-                    lane,
-                    count,
-                    limit,
-                    "ticket that cannot be right; its lane is no longer heard"
-                );
+                tell_bad_ticket(&region, lane, count, limit);
                 news |= self.orderer.reject(&s, lane, count).is_some();
             }
             Stop::Close => turn.closed = self.orderer.close(&s).is_some(),
@@ -508,6 +531,10 @@ impl Sequencer {
     /// asked and nothing is open; `now` asks the kernel about the living at once.
     fn keep_house(&mut self, now: bool) -> bool {
         let due = self.is_look_due(now);
+        if due {
+            let region = self.region.clone();
+            self.watch.look(&region, sys::monotonic_ns());
+        }
         let requests = self.region.map().bells().requests();
         if requests == self.seen_requests && !self.unsettled && !due {
             return false;
@@ -561,6 +588,11 @@ impl Sequencer {
             || party.request() != generation
             || (ask_kernel && !region.is_alive(Role::Worker(slot)));
         if gone {
+            if !party.has_left(generation) {
+                let (name, page) = (Name::from_words(member.name.load()), &s.workers[usize::from(slot)]);
+                let what = "died without leaving, its gate was dropped";
+                region.record(ErrorCode::WorkerDied, name.as_str(), what, gate(member, page).get());
+            }
             self.orderer.drop_gate(s, slot);
         }
         gone
@@ -658,6 +690,7 @@ impl Sequencer {
         let mut sequencer = self;
         let region = sequencer.region.clone();
         sequencer.measure_cpu = config.measure_cpu;
+        sequencer.watch.stall_after(config.stall_after);
         let asked = Arc::new(AtomicU8::new(RUN));
         let (pinned, is_pinned) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("seriatim-seq".into()).spawn({
@@ -705,6 +738,17 @@ impl Sequencer {
             }
         }
     }
+}
+
+fn tell_bad_ticket(region: &Region, lane: u16, count: u32, limit: u64) {
+    let entry = region.map().lane_entries().get(usize::from(lane));
+    let name = entry.map(|entry| Name::from_words(entry.name.load()).to_string()).unwrap_or_default();
+    tracing::warn!(
+        "lane {lane} of producer {name:?} queued a ticket for {count} commands, {limit} are possible; it is no \
+         longer heard"
+    );
+    let what = "queued a ticket that cannot be right, its lane is no longer heard";
+    region.record(ErrorCode::BadTicket, &name, what, count.into());
 }
 
 fn damaged(region: &Region, damage: Damage) -> SequencerError {
@@ -773,11 +817,7 @@ impl SequencerHandle {
         let bell = &self.region.map().bells().sequencer;
         bell.ring();
         sys::futex_wake_all(bell.word());
-        thread.join().unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            Err(SequencerError::Panicked(text.unwrap_or_else(|| "without a text".into())))
-        })
+        thread.join().unwrap_or_else(|panic| Err(SequencerError::Panicked(panic_text(&*panic).into())))
     }
 }
 

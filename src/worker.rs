@@ -1,16 +1,20 @@
 //! [`Worker`]: poll, handle, go on; its cursor gates the others.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::Policy;
 use seriatim_ring::event::Event as Own;
 use seriatim_ring::sequencer::{published, start_of};
+use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::error::AttachError;
+use crate::error_log::ErrorCode;
 use crate::fold::{Corrupt, Fold, Met};
 use crate::fork;
 use crate::liveness::Role;
@@ -28,12 +32,35 @@ pub struct JoinOptions {
     timeout: Duration,
     wait: Wait,
     release_every: u32,
+    policy: WorkerPolicy,
 }
 
 impl Default for JoinOptions {
     fn default() -> Self {
-        JoinOptions { timeout: Duration::from_secs(1), wait: Wait::default(), release_every: 32 }
+        JoinOptions {
+            timeout: Duration::from_secs(1),
+            wait: Wait::default(),
+            release_every: 32,
+            policy: WorkerPolicy::Gate,
+        }
     }
+}
+
+/// What is to be done with a worker that lives and holds the others up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WorkerPolicy {
+    /// Wait for it, as long as it takes.
+    #[default]
+    Gate,
+    /// Kill its process when it is that far behind and has not moved for that long. Only when the process has
+    /// ended does its gate fall, like that of any dead worker: its memory is taken from nobody who lives.
+    KillAfter {
+        /// How many commands it is behind at least.
+        lag: u64,
+        /// How long it has not moved; the sequencer looks each 20 to 100 ms.
+        time: Duration,
+    },
 }
 
 impl JoinOptions {
@@ -54,11 +81,39 @@ impl JoinOptions {
         self
     }
 
+    /// What the sequencer is to do when this worker holds the others up; default [`WorkerPolicy::Gate`].
+    pub fn policy(mut self, policy: WorkerPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
     /// After how many commands the worker says how far it is, at least 1, default 32; it does so in any case
     /// when it runs dry. Fewer free the lanes sooner behind a slow handler, more touch the shared line less.
     pub fn release_every(mut self, commands: u32) -> Self {
         self.release_every = commands.max(1);
         self
+    }
+}
+
+impl WorkerPolicy {
+    fn store(self, policy: &Policy) {
+        let (lag, time_ns) = match self {
+            WorkerPolicy::Gate => (0, 0),
+            // A time of 0 would mean never.
+            WorkerPolicy::KillAfter { lag, time } => (lag, (time.as_nanos() as u64).max(1)),
+        };
+        policy.lag.store(lag, Ordering::Relaxed);
+        // Relaxed: that the worker has begun hands both over (J3).
+        policy.time_ns.store(time_ns, Ordering::Relaxed);
+    }
+
+    /// What a worker's page says.
+    pub(crate) fn load(policy: &Policy) -> WorkerPolicy {
+        let (lag, time_ns) = (policy.lag.load(Ordering::Relaxed), policy.time_ns.load(Ordering::Relaxed));
+        match time_ns {
+            0 => WorkerPolicy::Gate,
+            ns => WorkerPolicy::KillAfter { lag, time: Duration::from_nanos(ns) },
+        }
     }
 }
 
@@ -252,6 +307,7 @@ impl Worker {
         let (follower, digest, first) = start_of(&map.members()[usize::from(seat.index)]);
         let page = map.worker_page(seat.index);
         page.cursor.store(follower.next(), [digest]);
+        options.policy.store(&page.policy);
         page.party.begin(seat.generation);
         Ok(Worker {
             released: follower.next(),
@@ -364,6 +420,55 @@ impl Worker {
         Ok(1 + self.poll_batch(limit.saturating_sub(1), handle).unwrap_or(0))
     }
 
+    /// Hands every event to `handle` until the order is closed, and leaves. If `handle` panics, the region's error
+    /// log has the panic's text, the worker leaves, and the panic goes on.
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let worker = Worker::join(&region, "fragile")?;
+    /// Producer::attach(&region, "p")?.submit(0, b"no number")?;
+    /// let thread = std::thread::spawn(move || {
+    ///     worker.run(|event| {
+    ///         if let Event::Command(command) = event {
+    ///             let _: u64 = str::from_utf8(command.payload).unwrap().parse().expect("a number");
+    ///         }
+    ///     })
+    /// });
+    /// assert!(thread.join().is_err());
+    /// let error = &region.errors().records[0];
+    /// assert!(error.who == "fragile" && error.what.starts_with("panicked: a number"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`WorkerError::Corrupt`].
+    pub fn run(mut self, mut handle: impl FnMut(Event<'_>)) -> Result<(), WorkerError> {
+        loop {
+            let event = match self.recv() {
+                Ok(event) => event,
+                Err(WorkerError::Closed) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let is_end = matches!(event, Event::Closed { .. });
+            // What the handler left half done is the business of whoever catches the panic: it goes on.
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| handle(event))) {
+                self.record_panic(&format!("panicked: {}", panic_text(&*panic)));
+                drop(self);
+                resume_unwind(panic);
+            }
+            if is_end {
+                return Ok(());
+            }
+        }
+    }
+
+    fn record_panic(&self, what: &str) {
+        self.region.record(ErrorCode::Panicked, self.name(), what, self.next().get());
+    }
+
     /// Leaves the order: its gate falls at once, and the others learn it at one index.
     pub fn leave(self) {}
 
@@ -384,7 +489,8 @@ impl Worker {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
             }
-            let Some(met) = self.fold.step(self.region.map())? else {
+            let step = self.fold.step(self.region.map());
+            let Some(met) = step.inspect_err(|corrupt| self.record_corrupt(corrupt))? else {
                 if self.next() != self.released {
                     self.release();
                 }
@@ -400,6 +506,11 @@ impl Worker {
                 return Ok(Some(met));
             }
         }
+    }
+
+    #[cold]
+    fn record_corrupt(&self, corrupt: &Corrupt) {
+        self.region.record(ErrorCode::Corrupt, self.name(), &corrupt.to_string(), corrupt.seq.get());
     }
 
     #[inline]
@@ -453,10 +564,19 @@ impl Worker {
     }
 }
 
+/// What a panic says.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a text")
+}
+
 impl Drop for Worker {
     fn drop(&mut self) {
         if fork::is_child() {
             return;
+        }
+        if std::thread::panicking() {
+            self.record_panic("its thread panicked");
         }
         // What was delivered last counts as done: its borrow has ended.
         self.release();

@@ -32,7 +32,7 @@ pub type NameWords = [u64; NAME_BYTES / 8];
 pub struct NameCell([AtomicU64; NAME_BYTES / 8]);
 
 impl NameCell {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         NameCell(core::array::from_fn(|_| AtomicU64::new(0)))
     }
 
@@ -112,8 +112,18 @@ pub struct Control {
     pub published: Padded<Published>,
     /// An index with the digest of all before it and the run that holds it: where a newcomer starts.
     pub anchor: Padded<Snapshot<2>>,
-    /// Turns that the sequencer has made: moves while it lives and runs. Raises suspicion, proves nothing.
-    pub turns: Padded<AtomicU64>,
+    /// Whether the sequencer moves. Raises suspicion, proves nothing.
+    pub pulse: Padded<Pulse>,
+}
+
+/// Moves while the sequencer lives and runs.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Pulse {
+    /// Turns that it has made.
+    pub turns: AtomicU64,
+    /// When it looked around last, by the monotonic clock in nanoseconds.
+    pub looked_ns: AtomicU64,
 }
 
 impl Control {
@@ -133,7 +143,7 @@ impl Control {
             }),
             published: Padded(Published { next: zero(), run: zero(), consumed: zero() }),
             anchor: Padded(Snapshot::new()),
-            turns: Padded(zero()),
+            pulse: Padded(Pulse { turns: zero(), looked_ns: zero() }),
         }
     }
 
@@ -283,6 +293,8 @@ pub struct MemberEntry {
     pub former: AtomicU64,
     /// The name of that.
     pub former_name: NameCell,
+    /// When the sequencer last saw it move, or with nothing to do, by the monotonic clock in nanoseconds.
+    pub moved_ns: AtomicU64,
 }
 
 impl MemberEntry {
@@ -303,6 +315,7 @@ impl MemberEntry {
             name: NameCell::new(),
             former: zero(),
             former_name: NameCell::new(),
+            moved_ns: zero(),
         }
     }
 
@@ -415,6 +428,24 @@ pub struct WorkerPage {
     pub cursor: Cursor,
     /// Who it is.
     pub party: Padded<Party>,
+    /// What is to be done when it holds the others up; its own choice, made before it begins.
+    pub policy: Padded<Policy>,
+}
+
+/// When a worker is to be killed: if it is so far behind and has not moved for so long. A time of 0 is never.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Policy {
+    /// How many commands.
+    pub lag: AtomicU64,
+    /// How long, in nanoseconds.
+    pub time_ns: AtomicU64,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { lag: AtomicU64::new(0), time_ns: AtomicU64::new(0) }
+    }
 }
 
 /// The first page of a lane.

@@ -18,6 +18,7 @@
 //! | [`sequencer`] | a turn: order, settle, free; members, owners, the end; takeover |
 //! | [`control`] | what parties tell each other outside the order; the hand-shake of attaching |
 //! | [`event`] | the sequencer's own commands |
+//! | [`errors`] | what went wrong and how often, written by all |
 //! | [`digest`] | one history, one number |
 //! | [`wake`] | announce, look again, sleep, wake |
 //! | [`seq`], [`pad`], [`sync`] | a place in the order; a value on lines of its own; the atomics |
@@ -27,7 +28,8 @@
 //!
 //! The proof in [`algorithm`] uses these by name; a change to the code keeps them, or changes the proof.
 //!
-//! - **One writer.** Each word but the tickets and those in `Bells` has one party that stores it.
+//! - **One writer.** Each word but the tickets, those in `Bells` and those of the error log has one party that
+//!   stores it.
 //! - **Dense tickets.** The ticket at a position goes in after the one at the position before it.
 //! - **Room before tickets.** The queue has at least as many words as all lanes have cells, and who queues a
 //!   ticket has room in its lane for what it names.
@@ -62,6 +64,7 @@
 //! | O1 | `ordered`, by [`sequencer::Orderer::turn`] and by a takeover | [`sequencer::has_ordered`] | that the run is in the ring, or was | `order/cursors`, `order/restored` |
 //! | P1 | `next` in [`sequencer::Orderer::settle`] | [`sequencer::published`] | that the runs are in the ring, or were | `order/cursors` |
 //! | C1 | `state`, by [`sequencer::Orderer::close`] and by a takeover | [`control::Reign::state`] | the end in the order; the new epoch | `order/closed`, `order/reopened` |
+//! | E1 | `ready`, in [`errors::ErrorLog::record`] | [`errors::ErrorSlot::read`] | who and what | `errors/read` |
 //! | K1 | what a successor relies on | the successor | nothing between threads: the lock's fall hands over all stores; it keeps a compiler from moving earlier stores behind | `crash/*`, for the order as written |
 //!
 //! Two of them are doubled by a fence that another pair needs at the same place, so that a model sees only both
@@ -76,6 +79,7 @@ extern crate std;
 pub mod algorithm;
 pub mod control;
 pub mod digest;
+pub mod errors;
 pub mod event;
 pub mod gate;
 pub mod lane;

@@ -6,6 +6,7 @@
 //! order      Slot per run                                         the sequencer
 //! tickets    hint (a line of its own), words                      all producers
 //! bells      Bells                                                all
+//! errors     lost (a slot of its own), ErrorSlot per error         all
 //! own lane   LanePage, cells, bytes                               the sequencer
 //! lanes      per producer: LanePage, cells, bytes                 that producer
 //! workers    per worker: WorkerPage                               that worker
@@ -16,6 +17,7 @@
 use std::ops::Range;
 
 use seriatim_ring::control::{Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
+use seriatim_ring::errors::ErrorSlot;
 use seriatim_ring::event::{OWN_BYTES, OWN_CELLS};
 use seriatim_ring::lane::Cell;
 use seriatim_ring::order::Slot;
@@ -27,6 +29,8 @@ use crate::config::Geometry;
 pub(crate) const PAGE: u64 = 4096;
 /// The ticket words begin this far behind the hint.
 pub(crate) const HINT_BYTES: u64 = 128;
+/// Different errors that a region remembers: with the count of those that it does not, four pages.
+pub(crate) const ERROR_SLOTS: u64 = 63;
 
 /// Where everything lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +43,7 @@ pub(crate) struct Layout {
     pub(crate) order: u64,
     pub(crate) tickets: u64,
     pub(crate) bells: u64,
+    pub(crate) errors: u64,
     pub(crate) own_lane: u64,
     pub(crate) lanes: u64,
     pub(crate) lane_stride: u64,
@@ -53,6 +58,7 @@ pub(crate) enum Part {
     Order,
     Tickets,
     Bells,
+    Errors,
     Lane(u16),
     Worker(u16),
 }
@@ -99,7 +105,8 @@ impl Layout {
         let order = pages(member_entries + workers * size::<MemberEntry>());
         let tickets = pages(order + order_slots * size::<Slot>());
         let bells = pages(tickets + HINT_BYTES + ticket_words * 8);
-        let own_lane = bells + PAGE;
+        let errors = bells + PAGE;
+        let own_lane = pages(errors + (1 + ERROR_SLOTS) * size::<ErrorSlot>());
         let lanes = LaneLayout::new(own_lane, OWN_CELLS, OWN_BYTES).end();
         let lane_stride = LaneLayout::new(0, lane_cells, lane_bytes).end();
         let at_workers = producers.checked_mul(lane_stride)?.checked_add(lanes)?;
@@ -113,6 +120,7 @@ impl Layout {
             order,
             tickets,
             bells,
+            errors,
             own_lane,
             lanes,
             lane_stride,
@@ -143,7 +151,8 @@ impl Layout {
             Part::Control => self.control..self.order,
             Part::Order => self.order..self.tickets,
             Part::Tickets => self.tickets..self.bells,
-            Part::Bells => self.bells..self.own_lane,
+            Part::Bells => self.bells..self.errors,
+            Part::Errors => self.errors..self.own_lane,
             Part::Lane(lane) => self.lane(lane).page..self.lane(lane).end(),
             Part::Worker(slot) => self.worker(slot)..self.worker(slot + 1),
         }
@@ -163,6 +172,7 @@ impl Layout {
             section("order", self.range(Part::Order), "sequencer"),
             section("tickets", self.range(Part::Tickets), "producers"),
             section("bells", self.range(Part::Bells), "all"),
+            section("errors", self.range(Part::Errors), "all"),
             section("own lane", self.range(Part::Lane(0)), "sequencer"),
             section("lanes", self.lanes..self.workers, "each its producer"),
             section("workers", self.workers..self.total, "each its worker"),

@@ -18,13 +18,15 @@ use std::ptr::NonNull;
 
 use memmap2::{MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
+use seriatim_ring::errors::{ErrorLog, ErrorSlot};
 use seriatim_ring::lane::{Cell, Lane, Place};
 use seriatim_ring::order::{Order, Slot};
+use seriatim_ring::pad::Padded;
 use seriatim_ring::sequencer::Shared;
 use seriatim_ring::sync::AtomicU64;
 use seriatim_ring::tickets::Tickets;
 
-use super::layout::{HINT_BYTES, Layout, Part};
+use super::layout::{ERROR_SLOTS, HINT_BYTES, Layout, Part};
 
 /// Types that consist of atomic words.
 ///
@@ -48,8 +50,12 @@ unsafe impl Words for LanePage {}
 unsafe impl Words for Cell {}
 // SAFETY: as above.
 unsafe impl Words for WorkerPage {}
+// SAFETY: as above.
+unsafe impl Words for ErrorSlot {}
 // SAFETY: an atomic word.
 unsafe impl Words for AtomicU64 {}
+// SAFETY: an atomic word and padding that nobody reads.
+unsafe impl Words for Padded<AtomicU64> {}
 
 /// A region in memory.
 #[derive(Debug)]
@@ -173,6 +179,11 @@ impl Map {
     #[inline]
     pub(crate) fn bells(&self) -> &Bells {
         self.one(self.layout.bells)
+    }
+
+    pub(crate) fn error_log(&self) -> ErrorLog<'_> {
+        let slots = self.layout.errors + size_of::<ErrorSlot>() as u64;
+        ErrorLog::new(self.one(self.layout.errors), self.many(slots, ERROR_SLOTS))
     }
 
     #[inline]

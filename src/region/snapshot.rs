@@ -1,6 +1,7 @@
 //! [`Snapshot`]: all that can be seen of a region at a glance, without touching it.
 
 use std::fmt;
+use std::time::Duration;
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, Party};
@@ -11,9 +12,12 @@ use seriatim_ring::sync::{AtomicU64, Ordering};
 use super::Region;
 use crate::Digest;
 use crate::error::HeldBy;
+use crate::error_log::ErrorLog;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::process::Process;
+use crate::sys;
+use crate::worker::WorkerPolicy;
 
 /// Whether the order takes submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +55,9 @@ pub struct PartyStatus {
     pub alive: bool,
     /// Whether the sequencer counts it in.
     pub attached: bool,
+    /// It lives, has something to do, and has not moved for a second: it may be stopped, slow or stuck. That is
+    /// not a death, and nothing is taken from it.
+    pub suspect: bool,
 }
 
 /// A producer's lane.
@@ -85,6 +92,11 @@ pub struct WorkerStatus {
     pub lag: u64,
     /// The digest of all before its cursor; `None` if it moved too fast to be read whole.
     pub digest: Option<Digest>,
+    /// For how long it has had something to do and has not moved, as the sequencer saw it; 0 while it moves, has
+    /// nothing to do, or nobody looks.
+    pub stuck_for: Duration,
+    /// What is to be done when it holds the others up.
+    pub policy: WorkerPolicy,
     /// It is the slowest: what it has not passed is not free for anybody.
     pub gating: bool,
 }
@@ -115,7 +127,12 @@ pub struct Snapshot {
     pub workers: Vec<WorkerStatus>,
     /// What holds the order back, if anything does.
     pub held_by: Option<HeldBy>,
+    /// What went wrong so far.
+    pub errors: ErrorLog,
 }
+
+/// Who has not moved for so long, although there is something to do, is suspect.
+const SUSPECT: Duration = Duration::from_secs(1);
 
 impl Snapshot {
     /// Everybody who is alive, as text.
@@ -143,6 +160,7 @@ impl Region {
         let anchor = read_pair(|| control.anchor.load());
         let consumed = control.published.consumed.load(Ordering::Relaxed);
         let epoch = control.reign.epoch.load(Ordering::Relaxed);
+        let tickets_waiting = map.tickets().tail(consumed).wrapping_sub(consumed);
         Snapshot {
             state: self.state(),
             epoch,
@@ -150,13 +168,14 @@ impl Region {
             runs,
             anchor: anchor.map_or(control.anchor.position(), |(at, _)| at),
             anchor_digest: anchor.map(|(_, [digest, _])| Digest(digest)),
-            tickets_waiting: map.tickets().tail(consumed).wrapping_sub(consumed),
-            sequencer: (epoch > 0).then(|| self.sequencer_status()),
+            tickets_waiting,
+            sequencer: (epoch > 0).then(|| self.sequencer_status(tickets_waiting > 0)),
             producers: (1..=self.geometry().producers as u16)
                 .filter_map(|l| self.producer_status(l))
                 .collect(),
             workers: self.worker_statuses(next),
             held_by: self.order_held_by(),
+            errors: self.errors(),
         }
     }
 
@@ -169,9 +188,13 @@ impl Region {
         }
     }
 
-    fn sequencer_status(&self) -> PartyStatus {
+    fn sequencer_status(&self, has_work: bool) -> PartyStatus {
         let alive = self.is_alive(Role::Sequencer);
-        PartyStatus { name: String::new(), pid: self.sequencer_pid(), alive, attached: alive }
+        let looked = self.map().control().pulse.looked_ns.load(Ordering::Relaxed);
+        // A time that is still to come is that of another clock, and says nothing for it.
+        let is_late = age(looked).is_none_or(|age| age >= SUSPECT);
+        let suspect = alive && has_work && is_late;
+        PartyStatus { name: String::new(), pid: self.sequencer_pid(), alive, attached: alive, suspect }
     }
 
     pub(crate) fn sequencer_pid(&self) -> u32 {
@@ -186,7 +209,7 @@ impl Region {
 
     fn party_status(&self, party: &Party, name: Name, role: Role, attached: bool) -> PartyStatus {
         let pid = party.pid.load(Ordering::Relaxed) as u32;
-        PartyStatus { name: name.to_string(), pid, alive: self.is_alive(role), attached }
+        PartyStatus { name: name.to_string(), pid, alive: self.is_alive(role), attached, suspect: false }
     }
 
     fn producer_status(&self, lane: u16) -> Option<ProducerStatus> {
@@ -212,18 +235,22 @@ impl Region {
 
     fn worker_statuses(&self, next: Seq) -> Vec<WorkerStatus> {
         let slowest = self.slowest_worker().map(|(slot, _)| slot);
+        let watched = self.is_alive(Role::Sequencer);
         (0..self.geometry().workers as u16)
             .filter_map(|slot| {
                 let (member, page) = (&self.map().members()[usize::from(slot)], self.map().worker_page(slot));
                 let attached = member.state.load(Ordering::Relaxed) == control::LIVE;
                 let name = if attached { member.name.load() } else { page.party.name.load() };
-                let party =
+                let mut party =
                     self.party_status(&page.party, Name::from_words(name), Role::Worker(slot), attached);
                 let cursor = if attached { gate(member, page) } else { next };
                 let digest = read_pair(|| page.cursor.load()).filter(|(at, _)| *at == cursor);
                 let digest = digest.map(|(_, [digest])| Digest(digest));
                 let (number, gating) = (member.number.load(Ordering::Relaxed), slowest == Some(slot));
                 let lag = next.since(cursor);
+                let moved = age(member.moved_ns.load(Ordering::Relaxed)).unwrap_or_default();
+                let stuck_for = if attached && watched && lag > 0 { moved } else { Duration::ZERO };
+                party.suspect = party.alive && stuck_for >= SUSPECT;
                 (attached || party.alive).then_some(WorkerStatus {
                     slot,
                     number,
@@ -231,6 +258,8 @@ impl Region {
                     next: cursor,
                     lag,
                     digest,
+                    stuck_for,
+                    policy: WorkerPolicy::load(&page.policy),
                     gating,
                 })
             })
@@ -274,6 +303,11 @@ impl Region {
             || own_cells >= OWN_CELLS;
         full.then(|| self.held_by_worker())
     }
+}
+
+/// How long ago a time of the monotonic clock was; `None` if it is still to come.
+fn age(at_ns: u64) -> Option<Duration> {
+    sys::monotonic_ns().checked_sub(at_ns).map(Duration::from_nanos)
 }
 
 /// Reads a pair that may move meanwhile.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -49,6 +50,12 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     };
     let number: u64 = digits.parse().with_context(|| format!("`{digits}` is no number"))?;
     number.checked_mul(1 << shift).with_context(|| format!("{text} is too large"))
+}
+
+/// A time in seconds, which may have a fraction.
+pub(crate) fn seconds(text: &str) -> Result<Duration> {
+    let seconds = text.parse().with_context(|| format!("`{text}` is no number"))?;
+    Duration::try_from_secs_f64(seconds).with_context(|| format!("{text} seconds are no time to wait"))
 }
 
 /// Permission bits in octal.
@@ -137,6 +144,12 @@ mod tests {
         assert!(size("12x").is_err());
         assert!(size("-1").is_err());
         assert!(size("17179869184G").is_err());
+    }
+
+    #[test]
+    fn times_are_in_seconds() {
+        assert_eq!(seconds("0.25").unwrap(), Duration::from_millis(250));
+        assert!(["-1", "NaN", "1e300", "soon"].iter().all(|text| seconds(text).is_err()));
     }
 
     #[test]

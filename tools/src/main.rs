@@ -8,6 +8,7 @@ mod args;
 mod cmd;
 mod crew;
 mod input;
+mod log;
 mod output;
 mod party;
 mod proof;

@@ -180,17 +180,29 @@ pub(crate) struct PartyReport {
     pub(crate) alive: bool,
     /// The sequencer counts it in.
     pub(crate) attached: bool,
+    /// It has something to do and has not moved for a second.
+    pub(crate) suspect: bool,
 }
 
 impl PartyReport {
     pub(crate) fn life(&self) -> &'static str {
-        if self.alive { "alive" } else { "gone" }
+        match self {
+            PartyReport { alive: false, .. } => "gone",
+            PartyReport { suspect: true, .. } => "suspect",
+            _ => "alive",
+        }
     }
 }
 
 impl From<&PartyStatus> for PartyReport {
     fn from(party: &PartyStatus) -> PartyReport {
-        PartyReport { name: party.name.clone(), pid: party.pid, alive: party.alive, attached: party.attached }
+        PartyReport {
+            name: party.name.clone(),
+            pid: party.pid,
+            alive: party.alive,
+            attached: party.attached,
+            suspect: party.suspect,
+        }
     }
 }
 

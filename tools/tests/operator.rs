@@ -7,6 +7,7 @@ use std::path::Path;
 
 use common::{Running, create, eventually, run, scratch, sequence, seriatim, stat, worker};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tempfile::TempDir;
 
 /// A standby that has begun to wait.
@@ -177,7 +178,7 @@ fn every_line_arrives_once_everywhere_whoever_is_killed() {
     let ordered = || stat(&region)["next"].as_u64().unwrap();
     let mut restarts = 0;
     for kill in 0..5 {
-        let goal = (kill as u64 + 1) * LINES as u64 * 2 / 7;
+        let goal = (kill + 1) * LINES as u64 * 2 / 7;
         eventually("the order goes on", || ordered() >= goal);
         serving.signal(Signal::SIGKILL);
         takes_over(&mut next, &region, kill + 2);
@@ -209,4 +210,109 @@ fn every_line_arrives_once_everywhere_whoever_is_killed() {
         assert!(got == sent, "{} lines of {mark}", got.len());
     }
     assert_eq!(text.lines().count(), 2 * LINES);
+}
+
+/// A worker's row in `stat`.
+fn row(region: &str, name: &str) -> Value {
+    let status = stat(region);
+    let rows = status["workers"].as_array().unwrap();
+    rows.iter().find(|row| row["name"] == name).cloned().unwrap_or_default()
+}
+
+/// The errors of a kind, as `errors` shows them.
+fn errors(region: &str, code: &str) -> Vec<Value> {
+    let report = run(&["errors", region, "--json"]).with(0).json();
+    let errors = report["errors"].as_array().unwrap();
+    errors.iter().filter(|error| error["code"] == code).cloned().collect()
+}
+
+#[test]
+fn a_worker_that_is_stopped_is_named_and_waited_for() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "64", "--workers", "2"]);
+    let sequencer = Running::start(&mut seriatim(&["sequence", &region, "--stall", "0.3"]));
+    eventually("it serves", || stat(&region)["sequencer"]["alive"] == true);
+    let other = worker(&region, "other", &[]);
+    let mut stopped = worker(&region, "stopped", &[]);
+    let pid = stopped.pid();
+    stopped.signal(Signal::SIGSTOP);
+    let (file, lines) = lines(&folder, "lines", 2000);
+    let submit = Running::start(&mut seriatim(&["submit", &region, &file]));
+
+    eventually("it is named", || !errors(&region, "stalled").is_empty());
+    let stalled = errors(&region, "stalled");
+    assert_eq!((stalled.len(), &stalled[0]["who"]), (1, &"stopped".into()), "{stalled:?}");
+    eventually("it is suspect", || row(&region, "stopped")["suspect"] == true);
+    let stuck = row(&region, "stopped");
+    assert!(stuck["stuck_s"].as_f64().unwrap() >= 1.0 && stuck["lag"].as_u64().unwrap() > 0, "{stuck}");
+    assert_eq!(
+        (&stuck["alive"], &stuck["gating"], &stuck["policy"]),
+        (&true.into(), &true.into(), &"gate".into())
+    );
+    let status = stat(&region);
+    assert_eq!((&status["gate"], &status["sequencer"]["suspect"]), (&"stopped".into(), &false.into()));
+
+    stopped.signal(Signal::SIGCONT);
+    submit.end().with(0);
+    sequencer.stop().with(0).err.lines().enumerate().for_each(|(number, line)| {
+        let said = ["holds the others up", "moves again"][number];
+        assert!(
+            line.contains("\"stopped\"") && line.contains(&pid.to_string()) && line.contains(said),
+            "{line}"
+        );
+    });
+    for worker in [other, stopped] {
+        assert_eq!(worker.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+    }
+}
+
+#[test]
+fn a_worker_that_asked_for_it_is_killed_and_only_its_end_opens_the_gate() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "64", "--workers", "2"]);
+    let sequencer = sequence(&region);
+    let other = worker(&region, "other", &[]);
+    let mut stopped = worker(&region, "stopped", &["--kill-after", "0.2", "--kill-lag", "10"]);
+    assert_eq!(row(&region, "stopped")["policy"], "kill after 200ms at 10");
+    stopped.signal(Signal::SIGSTOP);
+    let (file, lines) = lines(&folder, "lines", 2000);
+    run(&["submit", &region, &file]).with(0);
+    assert_eq!(stopped.end().code, None, "it was killed");
+    assert_eq!(errors(&region, "killed")[0]["who"], "stopped");
+    assert_eq!(errors(&region, "worker-died")[0]["who"], "stopped");
+    assert!(sequencer.stop().with(0).err.contains("killed"));
+    assert_eq!(other.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+}
+
+#[test]
+fn a_sequencer_that_is_stopped_is_suspect_and_the_errors_of_a_region_outlive_everybody() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let none = run(&["errors", &region]).with(0);
+    assert_eq!(none.out, format!("{region}: no errors\n"));
+    let mut first = sequence(&region);
+    let mut producer = Running::start(seriatim(&["submit", &region]).stdin(std::process::Stdio::piped()));
+    producer.feed(b"one\n");
+    eventually("it is attached", || {
+        stat(&region)["producers"].as_array().is_some_and(|rows| !rows.is_empty())
+    });
+    first.signal(Signal::SIGSTOP);
+    producer.feed(b"two\n");
+    eventually("it is suspect", || stat(&region)["sequencer"]["suspect"] == true);
+    first.signal(Signal::SIGKILL);
+    first.end();
+    let mut second = sequence(&region);
+    second.signal(Signal::SIGKILL);
+    second.end();
+    drop(producer);
+
+    let taken = errors(&region, "taken-over");
+    assert_eq!(
+        (taken.len(), &taken[0]["detail"], &taken[0]["count"]),
+        (1, &2.into(), &1.into()),
+        "{taken:?}"
+    );
+    let status = stat(&region);
+    assert_eq!((&status["errors"], &status["sequencer"]["suspect"]), (&1.into(), &false.into()));
+    assert!(run(&["errors", &region]).with(0).out.contains("took over from a former one"));
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each.
 
 mod create;
+mod errors;
 mod inspect;
 mod remove;
 mod run;
@@ -27,6 +28,7 @@ pub(crate) enum Command {
     Tail(tail::Args),
     Stat(stat::Args),
     Inspect(inspect::Args),
+    Errors(errors::Args),
     /// One producer or worker of `run`, in a process of its own.
     #[command(hide = true)]
     Party(crate::crew::PartyArgs),
@@ -44,6 +46,7 @@ impl Command {
             Self::Tail(args) => args.run(),
             Self::Stat(args) => args.run(),
             Self::Inspect(args) => args.run(),
+            Self::Errors(args) => args.run(),
             Self::Party(args) => args.run(),
         }
     }

@@ -9,6 +9,8 @@ use serde::Serialize;
 use seriatim::{Region, Sequencer, SequencerConfig, SequencerStats, Wait};
 
 use crate::Outcome;
+use crate::args::seconds;
+use crate::log;
 use crate::output::{self, Report, complain};
 use crate::signal::Stop;
 
@@ -43,6 +45,9 @@ pub(crate) struct Args {
     /// Kill the process that serves the region, if one does, and take over when it has ended
     #[arg(long, conflicts_with = "standby")]
     evict: bool,
+    /// Say so on standard error when a worker has held the others up for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    stall: Duration,
     /// Print the reports as JSON, one a line
     #[arg(long)]
     json: bool,
@@ -53,9 +58,10 @@ const EVICTION: Duration = Duration::from_secs(30);
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
+        log::to_standard_error();
         let stop = Stop::install()?;
         let region = Region::attach(&self.path)?;
-        let mut config = SequencerConfig::default().wait(self.wait);
+        let mut config = SequencerConfig::default().wait(self.wait).stall_after(self.stall);
         if let Some(core) = self.core {
             config = config.core(core);
         }

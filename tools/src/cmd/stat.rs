@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{ProducerStatus, Region, Snapshot, WorkerStatus};
+use seriatim::{ProducerStatus, Region, Snapshot, WorkerPolicy, WorkerStatus};
 
 use crate::Outcome;
 use crate::output::{self, Align, PartyReport, Report, Table};
@@ -19,7 +19,8 @@ Examples:
   seriatim stat /dev/shm/orders --json | jq .gate
 
 Rates need two looks, so only --watch has them. A party is `alive` as long as the kernel keeps its lock, be it
-running or stopped.";
+running or stopped, and `suspect` if it lives, has something to do and has not moved for a second. STUCK is for how
+long a worker has had something to do and has not moved, as the sequencer saw it.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -78,6 +79,9 @@ struct StatReport {
     gate: Option<String>,
     /// What holds the order as a whole up, if anything does.
     held_by: Option<String>,
+    /// Different errors in the region's error log; `seriatim errors` shows them.
+    errors: usize,
+    last_error: Option<String>,
     sequencer: Option<PartyReport>,
     producers: Vec<ProducerRow>,
     workers: Vec<WorkerRow>,
@@ -111,6 +115,10 @@ struct WorkerRow {
     next: u64,
     lag: u64,
     digest: Option<String>,
+    /// How long it has not moved although it has something to do, in seconds.
+    stuck_s: f64,
+    /// `gate`, or when it is to be killed.
+    policy: String,
     gating: bool,
     rate: Option<f64>,
 }
@@ -132,6 +140,8 @@ impl StatReport {
             tickets_waiting: snapshot.tickets_waiting,
             gate: slowest.map(|worker| worker.party.name.clone()),
             held_by: snapshot.held_by.map(|by| by.to_string()),
+            errors: snapshot.errors.records.len(),
+            last_error: snapshot.errors.records.last().map(ToString::to_string),
             sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
             producers: snapshot.producers.iter().map(ProducerRow::from).collect(),
             workers: snapshot.workers.iter().map(WorkerRow::from).collect(),
@@ -176,6 +186,8 @@ impl From<&WorkerStatus> for WorkerRow {
             next: status.next.get(),
             lag: status.lag,
             digest: status.digest.map(|digest| digest.to_string()),
+            stuck_s: status.stuck_for.as_secs_f64(),
+            policy: policy(status.policy),
             gating: status.gating,
             rate: None,
         }
@@ -196,6 +208,9 @@ impl Report for StatReport {
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
         if let Some(by) = &self.held_by {
             writeln!(out, "held up by: {by}")?;
+        }
+        if let Some(last) = &self.last_error {
+            writeln!(out, "errors: {}, the last: {last}", self.errors)?;
         }
         if !self.producers.is_empty() {
             writeln!(out)?;
@@ -234,7 +249,7 @@ impl StatReport {
         table
     }
 
-    fn worker_table(&self) -> Table<9> {
+    fn worker_table(&self) -> Table<10> {
         let mut table = Table::new([
             ("WORKER", Align::Left),
             ("NUMBER", Align::Right),
@@ -243,6 +258,7 @@ impl StatReport {
             ("NEXT", Align::Right),
             ("LAG", Align::Right),
             ("RATE", Align::Right),
+            ("STUCK", Align::Right),
             ("DIGEST", Align::Left),
             ("GATES", Align::Left),
         ]);
@@ -255,11 +271,19 @@ impl StatReport {
                 row.next.to_string(),
                 row.lag.to_string(),
                 rate(row.rate),
+                if row.stuck_s > 0.0 { format!("{:.1} s", row.stuck_s) } else { "-".into() },
                 digest(row.digest.as_ref()),
                 if row.gating { "yes" } else { "no" }.to_string(),
             ]);
         }
         table
+    }
+}
+
+fn policy(policy: WorkerPolicy) -> String {
+    match policy {
+        WorkerPolicy::KillAfter { lag, time } => format!("kill after {time:?} at {lag}"),
+        _ => "gate".into(),
     }
 }
 

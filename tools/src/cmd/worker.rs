@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{Event, Region, Worker};
+use seriatim::{Event, JoinOptions, Region, Worker, WorkerPolicy};
 
 use crate::Outcome;
+use crate::args::seconds;
 use crate::output::{self, Report};
 use crate::signal::Stop;
 
@@ -48,6 +49,13 @@ pub(crate) struct Args {
     /// End after N commands
     #[arg(long, value_name = "N")]
     count: Option<u64>,
+    /// Let the sequencer kill this worker when it has not moved for so many seconds although there is something to
+    /// do: what it held up goes on when its process has ended. Without this it is waited for
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    kill_after: Option<Duration>,
+    /// With --kill-after, only if it is at least so many commands behind
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
+    kill_lag: u64,
     /// The same as --digest, as JSON
     #[arg(long)]
     json: bool,
@@ -59,7 +67,11 @@ impl Args {
         let region = Region::attach(&self.path)?;
         let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let out = open(&self.out)?;
-        let mut worker = Worker::join(&region, &name)?;
+        let policy = match self.kill_after {
+            Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
+            None => WorkerPolicy::Gate,
+        };
+        let mut worker = Worker::join_with(&region, &name, &JoinOptions::new().policy(policy))?;
         let mut printer =
             Printer { out, left: self.count.unwrap_or(u64::MAX), commands: 0, bytes: 0, end: None };
         let first = worker.first().get();

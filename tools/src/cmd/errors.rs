@@ -1,0 +1,138 @@
+//! `seriatim errors`: what went wrong in a region, as those who met it wrote it down.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Result;
+use serde::Serialize;
+use seriatim::{ErrorLog, ErrorRecord, Region};
+
+use crate::Outcome;
+use crate::output::{self, Align, Report, Table};
+
+const EXAMPLES: &str = "\
+Examples:
+  seriatim errors /dev/shm/orders
+  seriatim errors /dev/shm/orders --json | jq '.errors[] | select(.code == \"panicked\")'
+
+AGO is since the last time, by the clock of whoever wrote it down. N is a number that belongs to the error, of the
+last time: an index, an epoch, how far a worker was behind.
+
+Exit code: 0 whatever is in it, 2 when it cannot be read.";
+
+/// Show what went wrong in a region: whom it concerned, how often, when.
+///
+/// Only reads, and works whether or not anybody serves the region or is alive.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The region
+    path: PathBuf,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub(crate) fn run(self) -> Result<Outcome> {
+        let region = Region::attach_read_only(&self.path)?;
+        let report = ErrorsReport::new(self.path.display().to_string(), &region.errors());
+        output::print(&report, self.json)?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorsReport {
+    path: String,
+    /// Those that came last at the end.
+    errors: Vec<ErrorRow>,
+    /// Errors that came when there was no room for more.
+    lost: u64,
+    /// Errors whose writer died before they were whole.
+    unreadable: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct ErrorRow {
+    code: String,
+    who: String,
+    what: String,
+    count: u64,
+    /// Seconds since 1970.
+    first: f64,
+    last: f64,
+    /// Seconds since the last time.
+    ago: f64,
+    pid: u32,
+    detail: u64,
+}
+
+impl ErrorsReport {
+    fn new(path: String, log: &ErrorLog) -> ErrorsReport {
+        let errors = log.records.iter().map(ErrorRow::from).collect();
+        ErrorsReport { path, errors, lost: log.lost, unreadable: log.unreadable }
+    }
+}
+
+impl From<&ErrorRecord> for ErrorRow {
+    fn from(record: &ErrorRecord) -> ErrorRow {
+        let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0.0, |age| age.as_secs_f64());
+        ErrorRow {
+            code: record.code.to_string(),
+            who: record.who.clone(),
+            what: record.what.clone(),
+            count: record.count,
+            first: seconds(record.first),
+            last: seconds(record.last),
+            // A clock that was set back meanwhile makes no negative age.
+            ago: record.last.elapsed().map_or(0.0, |age| age.as_secs_f64()),
+            pid: record.pid,
+            detail: record.detail,
+        }
+    }
+}
+
+impl Report for ErrorsReport {
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        if self.errors.is_empty() {
+            writeln!(out, "{}: no errors", self.path)?;
+        } else {
+            self.table().write(out)?;
+        }
+        if self.lost > 0 {
+            writeln!(out, "{} more had no room", self.lost)?;
+        }
+        if self.unreadable > 0 {
+            writeln!(out, "{} unreadable: whoever wrote them died before they were whole", self.unreadable)?;
+        }
+        Ok(())
+    }
+}
+
+impl ErrorsReport {
+    fn table(&self) -> Table<7> {
+        let mut table = Table::new([
+            ("ERROR", Align::Left),
+            ("WHO", Align::Left),
+            ("COUNT", Align::Right),
+            ("AGO", Align::Right),
+            ("PID", Align::Right),
+            ("N", Align::Right),
+            ("WHAT", Align::Left),
+        ]);
+        for row in &self.errors {
+            table.row([
+                row.code.clone(),
+                row.who.clone(),
+                row.count.to_string(),
+                format!("{:.0} s", row.ago),
+                row.pid.to_string(),
+                row.detail.to_string(),
+                row.what.clone(),
+            ]);
+        }
+        table
+    }
+}
