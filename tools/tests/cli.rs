@@ -15,12 +15,13 @@ use serde_json::{Value, json};
 
 // ---- the command line -------------------------------------------------------------------------------------
 
+const COMMANDS: [&str; 10] =
+    ["run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "inspect"];
+
 #[test]
 fn help_shows_every_command_and_how_to_begin() {
     let help = run(&["--help"]).with(0).out;
-    for word in
-        ["run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "inspect", "Examples:"]
-    {
+    for word in COMMANDS.into_iter().chain(["Examples:"]) {
         assert!(help.contains(word), "{word} is not in {help}");
     }
     assert!(!help.contains("party"), "{help}");
@@ -28,7 +29,7 @@ fn help_shows_every_command_and_how_to_begin() {
 
 #[test]
 fn every_command_has_help() {
-    for command in ["run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "inspect"] {
+    for command in COMMANDS {
         let help = run(&[command, "--help"]).with(0).out;
         assert!(help.contains("Usage:"), "{help}");
     }
