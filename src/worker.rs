@@ -4,14 +4,14 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::event::Event as Own;
+use seriatim_ring::event::{Event as Own, OWN_LANE};
 use seriatim_ring::sequencer::{published, start_of};
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::error::AttachError;
-use crate::fold::{Corrupt, Fold, Met};
+use crate::fold::{Corrupt, Fold, Met, read_own};
 use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
@@ -390,10 +390,8 @@ impl Worker {
                 }
                 return Ok(None);
             };
-            match met.own {
-                Some(Own::Closed { .. }) => self.closed = true,
-                Some(Own::Opened { .. }) => self.closed = false,
-                _ => {}
+            if met.lane == OWN_LANE {
+                self.note_end(&met);
             }
             // Before its first index a newcomer only folds.
             if met.seq >= self.first {
@@ -402,10 +400,20 @@ impl Worker {
         }
     }
 
+    /// Notes whether one of the sequencer's commands ends the order.
+    #[cold]
+    fn note_end(&mut self, met: &Met) {
+        match read_own(self.region.map(), &met.entry) {
+            Some(Own::Closed { .. }) => self.closed = true,
+            Some(Own::Opened { .. }) => self.closed = false,
+            _ => {}
+        }
+    }
+
     #[inline]
     fn event(&self, met: &Met) -> Event<'_> {
-        if met.lane == seriatim_ring::event::OWN_LANE {
-            return Event::of_own(met.seq, met.entry.kind, met.own);
+        if met.lane == OWN_LANE {
+            return Event::of_own(met.seq, met.entry.kind, read_own(self.region.map(), &met.entry));
         }
         Event::Command(Command {
             seq: met.seq,
@@ -448,8 +456,9 @@ impl Worker {
 
     /// Whether the end was delivered and nobody is there to go on after it.
     fn is_ended(&self) -> bool {
-        let reopened = self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
-        self.closed && !reopened
+        // Before the end is delivered nobody is asked: this is looked at whenever there is nothing to do.
+        let reopened = || self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
+        self.closed && !reopened()
     }
 }
 
