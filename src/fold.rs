@@ -32,8 +32,6 @@ pub(crate) struct Met {
     pub(crate) owner: Owner,
     /// The digest of all before it.
     pub(crate) before: u64,
-    /// What it says, if it is one of the sequencer's own.
-    pub(crate) own: Option<Own>,
 }
 
 /// A place in the order with the digest of all before it, and what one must know of lanes to go on.
@@ -81,22 +79,23 @@ impl Fold {
             return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
         };
         let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
-        let own = if lane == OWN_LANE { self.apply(map, &entry) } else { None };
+        if lane == OWN_LANE {
+            self.apply(map, &entry);
+        }
         let before = self.digest;
         self.digest = fold(before, owner.folded(&entry));
         self.follower.advance();
-        Ok(Some(Met { seq, lane, entry, owner, before, own }))
+        Ok(Some(Met { seq, lane, entry, owner, before }))
     }
 
-    /// What one of the sequencer's commands says; lanes that change hands are noted.
-    fn apply(&mut self, map: &Map, entry: &Entry) -> Option<Own> {
-        let own = read_own(map, entry);
-        if let Some(Own::Attached { lane, number, base, .. }) = own
+    /// Notes a lane that changes hands by one of the sequencer's commands.
+    #[cold]
+    fn apply(&mut self, map: &Map, entry: &Entry) {
+        if let Some(Own::Attached { lane, number, base, .. }) = read_own(map, entry)
             && let Some(owner) = self.owners.get_mut(usize::from(lane))
         {
             *owner = Owner { number, base };
         }
-        own
     }
 }
 

@@ -80,6 +80,9 @@ pub struct Full {
     pub by: HeldBy,
 }
 
+/// No room, before anybody has asked who holds things up.
+const UNNAMED: Full = Full { by: HeldBy::NoSequencer };
+
 /// A command was not submitted. Nothing of it is in the region, and the next one gets its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -325,8 +328,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`]; in each case nothing was submitted.
     pub fn try_submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.put(kind, payload)?;
-        self.queue().map(|range| range.start)
+        self.attempt(kind, payload).map_err(|error| self.name_culprit(error))
     }
 
     /// Submits a command, waiting for room as long as it takes.
@@ -334,7 +336,7 @@ impl Producer {
     /// # Errors
     /// As [`try_submit`](Self::try_submit), but never [`SubmitError::Full`].
     pub fn submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.waiting(None, |me| me.try_submit(kind, payload))
+        self.waiting(None, |me| me.attempt(kind, payload))
     }
 
     /// Submits a command, waiting for room until the deadline.
@@ -342,7 +344,7 @@ impl Producer {
     /// # Errors
     /// As [`try_submit`](Self::try_submit).
     pub fn submit_deadline(&mut self, kind: u16, payload: &[u8], at: Instant) -> Result<u64, SubmitError> {
-        self.waiting(Some(at), |me| me.try_submit(kind, payload))
+        self.waiting(Some(at), |me| me.attempt(kind, payload))
     }
 
     /// Submits the command that the caller counts as its `index`th, waiting for room as long as it takes: for
@@ -378,11 +380,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`]; in each case none was submitted.
     pub fn try_submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
-        self.check_batch(commands)?;
-        for (kind, payload) in commands {
-            self.put(*kind, payload)?;
-        }
-        self.queue()
+        self.attempt_batch(commands).map_err(|error| self.name_culprit(error))
     }
 
     /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room as long as it takes.
@@ -390,7 +388,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
-        self.waiting(None, |me| me.try_submit_batch(commands))
+        self.waiting(None, |me| me.attempt_batch(commands))
     }
 
     /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room until the deadline.
@@ -402,7 +400,7 @@ impl Producer {
         commands: &[(u16, &[u8])],
         at: Instant,
     ) -> Result<Range<u64>, SubmitError> {
-        self.waiting(Some(at), |me| me.try_submit_batch(commands))
+        self.waiting(Some(at), |me| me.attempt_batch(commands))
     }
 
     /// Reserves room for a payload of `len` bytes in the lane, to be written in place, if there is any.
@@ -410,7 +408,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        let room = self.reserve(len)?;
+        let room = self.reserve(len).map_err(|error| self.name_culprit(error))?;
         Ok(Claim { producer: self, room, kind })
     }
 
@@ -432,6 +430,22 @@ impl Producer {
         Ok(Claim { producer: self, room, kind })
     }
 
+    /// One attempt to submit a command.
+    #[inline]
+    fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        self.put(kind, payload)?;
+        self.queue().map(|range| range.start)
+    }
+
+    /// One attempt to submit commands with one ticket.
+    fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+        self.check_batch(commands)?;
+        for (kind, payload) in commands {
+            self.put(*kind, payload)?;
+        }
+        self.queue()
+    }
+
     /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
@@ -447,7 +461,13 @@ impl Producer {
         let map = region.map();
         let released = &map.lane_entry(seat.index).released;
         match writer.reserve(&map.lane(seat.index), released, len as u32) {
-            Ok(room) => Ok(room),
+            Ok(room) => {
+                // The sequencer sees cells fill up, but not bytes.
+                if writer.is_short_of_bytes(&map.lane(seat.index), released) {
+                    map.bells().want_room();
+                }
+                Ok(room)
+            }
             Err(why) => {
                 writer.abandon();
                 Err(self.no_room(why))
@@ -507,9 +527,9 @@ impl Producer {
         }
     }
 
-    /// What a lack of room means. Asks the sequencer to look at the gates.
+    /// What a lack of room means, with the culprit yet to be found. Asks the sequencer to look at the gates.
     #[cold]
-    fn no_room(&mut self, why: NoRoom) -> SubmitError {
+    fn no_room(&self, why: NoRoom) -> SubmitError {
         if let NoRoom::Damaged { found, low, high } = why {
             return SubmitError::Damaged { found, low, high };
         }
@@ -522,7 +542,17 @@ impl Producer {
         let bells = self.region.map().bells();
         bells.want_room();
         wait::wake_sequencer(bells, FOR_WORK);
-        SubmitError::Full(Full { by: self.held_by() })
+        SubmitError::Full(UNNAMED)
+    }
+
+    /// Finds the culprit for a lack of room that is about to be told. That may take a system call, so it is not
+    /// done at every attempt of one who waits.
+    #[cold]
+    fn name_culprit(&mut self, error: SubmitError) -> SubmitError {
+        match error {
+            SubmitError::Full(_) => SubmitError::Full(Full { by: self.held_by() }),
+            other => other,
+        }
     }
 
     fn entry(&self) -> &LaneEntry {
@@ -556,11 +586,11 @@ impl Producer {
         let mut idle = Idle::new(self.wait);
         loop {
             let full = match attempt(self) {
-                Err(SubmitError::Full(full)) => full,
+                Err(full @ SubmitError::Full(_)) => full,
                 other => return other,
             };
             if wait::is_over(deadline) {
-                return Err(full.into());
+                return Err(self.name_culprit(full));
             }
             if idle.step() {
                 let bell = &self.region.map().bells().producers;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::Policy;
-use seriatim_ring::event::Event as Own;
+use seriatim_ring::event::{Event as Own, OWN_LANE};
 use seriatim_ring::sequencer::{published, start_of};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
@@ -15,7 +15,7 @@ use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
-use crate::fold::{Corrupt, Fold, Met};
+use crate::fold::{Corrupt, Fold, Met, read_own};
 use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
@@ -496,10 +496,8 @@ impl Worker {
                 }
                 return Ok(None);
             };
-            match met.own {
-                Some(Own::Closed { .. }) => self.closed = true,
-                Some(Own::Opened { .. }) => self.closed = false,
-                _ => {}
+            if met.lane == OWN_LANE {
+                self.note_end(&met);
             }
             // Before its first index a newcomer only folds.
             if met.seq >= self.first {
@@ -513,10 +511,20 @@ impl Worker {
         self.region.record(ErrorCode::Corrupt, self.name(), &corrupt.to_string(), corrupt.seq.get());
     }
 
+    /// Notes whether one of the sequencer's commands ends the order.
+    #[cold]
+    fn note_end(&mut self, met: &Met) {
+        match read_own(self.region.map(), &met.entry) {
+            Some(Own::Closed { .. }) => self.closed = true,
+            Some(Own::Opened { .. }) => self.closed = false,
+            _ => {}
+        }
+    }
+
     #[inline]
     fn event(&self, met: &Met) -> Event<'_> {
-        if met.lane == seriatim_ring::event::OWN_LANE {
-            return Event::of_own(met.seq, met.entry.kind, met.own);
+        if met.lane == OWN_LANE {
+            return Event::of_own(met.seq, met.entry.kind, read_own(self.region.map(), &met.entry));
         }
         Event::Command(Command {
             seq: met.seq,
@@ -559,8 +567,9 @@ impl Worker {
 
     /// Whether the end was delivered and nobody is there to go on after it.
     fn is_ended(&self) -> bool {
-        let reopened = self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
-        self.closed && !reopened
+        // Before the end is delivered nobody is asked: this is looked at whenever there is nothing to do.
+        let reopened = || self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
+        self.closed && !reopened()
     }
 }
 

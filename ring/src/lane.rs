@@ -391,6 +391,14 @@ impl LaneWriter {
         Ok(self.try_place(lane, len).is_some())
     }
 
+    /// Whether half of the bytes are taken by what is not released: time to ask for more, before there is none.
+    #[inline]
+    pub fn is_short_of_bytes(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> bool {
+        let is_short = |me: &Self| me.bytes_head.wrapping_sub(me.bytes_tail) > lane.bytes() / 2;
+        // What is known may be old. Damage shows when room is reserved.
+        is_short(self) && self.refresh(lane, released).is_ok() && is_short(self)
+    }
+
     /// Where a payload of `len` bytes would begin: at the head, or at the start of the ring if it would wrap.
     #[inline]
     fn start(&self, lane: &Lane<'_>, len: u32) -> u64 {

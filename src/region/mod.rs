@@ -41,6 +41,9 @@ use map::Map;
 #[derive(Clone, Debug)]
 pub struct Region(Arc<Inner>);
 
+/// Aligned so that the counter of its owners, which clones write, lies on another line than the mapping's place,
+/// which every party reads for every command.
+#[repr(align(128))]
 #[derive(Debug)]
 struct Inner {
     map: Map,
