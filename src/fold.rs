@@ -2,11 +2,12 @@
 
 use seriatim_ring::Seq;
 use seriatim_ring::digest::fold;
-use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
+use seriatim_ring::event::{self, Event as Own, OWN_LANE, WORDS};
 use seriatim_ring::lane::{BadCell, Entry, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
 use seriatim_ring::sync::Ordering;
 
+use crate::payload::{self, payload_digest};
 use crate::region::map::Map;
 
 /// Something in the order or a lane that cannot be.
@@ -69,6 +70,13 @@ impl Fold {
     /// Folds the next command, if it is published.
     #[inline]
     pub(crate) fn step(&mut self, map: &Map) -> Result<Option<Met>, Corrupt> {
+        self.step_as::<false>(map)
+    }
+
+    /// As [`step`](Self::step), for one whose gate keeps the command: with `CHECK` its payload must have the digest
+    /// that its producer took.
+    #[inline]
+    pub(crate) fn step_as<const CHECK: bool>(&mut self, map: &Map) -> Result<Option<Met>, Corrupt> {
         let seq = self.follower.next();
         let Some(step) = self.follower.peek(&map.order()).map_err(|fault| out_of_order(seq, fault))? else {
             return Ok(None);
@@ -79,6 +87,9 @@ impl Fold {
             return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
         };
         let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
+        if CHECK {
+            check_payload(map, seq, lane, &entry)?;
+        }
         if lane == OWN_LANE {
             self.apply(map, &entry);
         }
@@ -97,6 +108,22 @@ impl Fold {
             *owner = Owner { number, base };
         }
     }
+}
+
+fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(), Corrupt> {
+    let found = match lane {
+        OWN_LANE => own_digest(map, entry),
+        _ => payload_digest(payload::read(map, lane, entry)),
+    };
+    let expected = entry.digest;
+    (found == expected).then_some(()).ok_or(Corrupt { seq, field: "payload digest", found, expected })
+}
+
+/// The payload digest of one of the sequencer's own commands.
+pub(crate) fn own_digest(map: &Map, entry: &Entry) -> u64 {
+    let mut words = [0; WORDS];
+    map.lane(OWN_LANE).copy(entry, &mut words);
+    event::digest(&words)
 }
 
 /// Reads one of the sequencer's own commands; `None` for a kind that this version does not know.

@@ -144,6 +144,7 @@ mod stall;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod verify;
 mod wait;
 mod worker;
 
@@ -165,6 +166,7 @@ pub use region::layout::Section;
 pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerStatus};
 pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn};
 pub use seriatim_ring::Seq;
+pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};
 pub use worker::{Command, Event, JoinOptions, MemberChange, Worker, WorkerError, WorkerPolicy};
 

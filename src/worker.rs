@@ -33,6 +33,7 @@ pub struct JoinOptions {
     wait: Wait,
     release_every: u32,
     policy: WorkerPolicy,
+    check_payloads: bool,
 }
 
 impl Default for JoinOptions {
@@ -42,6 +43,7 @@ impl Default for JoinOptions {
             wait: Wait::default(),
             release_every: 32,
             policy: WorkerPolicy::Gate,
+            check_payloads: false,
         }
     }
 }
@@ -84,6 +86,13 @@ impl JoinOptions {
     /// What the sequencer is to do when this worker holds the others up; default [`WorkerPolicy::Gate`].
     pub fn policy(mut self, policy: WorkerPolicy) -> Self {
         self.policy = policy;
+        self
+    }
+
+    /// Whether every payload is checked against the digest that its producer took, before it is delivered; default
+    /// no, for it means to read it all. One that has another digest is [`WorkerError::Corrupt`], naming its index.
+    pub fn check_payloads(mut self, yes: bool) -> Self {
+        self.check_payloads = yes;
         self
     }
 
@@ -282,6 +291,7 @@ pub struct Worker {
     /// The cursor as stored.
     released: Seq,
     closed: bool,
+    check_payloads: bool,
 }
 
 impl Worker {
@@ -316,6 +326,7 @@ impl Worker {
             wait: options.wait,
             release_every: options.release_every.into(),
             closed: false,
+            check_payloads: options.check_payloads,
             region: region.clone(),
             seat,
             name,
@@ -386,14 +397,24 @@ impl Worker {
     ///
     /// # Errors
     /// As [`poll`](Self::poll), if there was nothing before it.
-    pub fn poll_batch(
+    pub fn poll_batch(&mut self, limit: usize, handle: impl FnMut(Event<'_>)) -> Result<usize, WorkerError> {
+        // Asked once a batch, not for every command.
+        if self.check_payloads {
+            self.poll_batch_as::<true>(limit, handle)
+        } else {
+            self.poll_batch_as::<false>(limit, handle)
+        }
+    }
+
+    #[inline]
+    fn poll_batch_as<const CHECK: bool>(
         &mut self,
         limit: usize,
         mut handle: impl FnMut(Event<'_>),
     ) -> Result<usize, WorkerError> {
         let mut done = 0;
         while done < limit {
-            match self.take() {
+            match self.take_as::<CHECK>() {
                 Ok(Some(met)) => handle(self.event(&met)),
                 Err(error) if done == 0 => return Err(error),
                 // What comes before an error is delivered; the next call meets the error again.
@@ -482,6 +503,11 @@ impl Worker {
     /// The next event that is to be delivered; all before it are done with.
     #[inline]
     fn take(&mut self) -> Result<Option<Met>, WorkerError> {
+        if self.check_payloads { self.take_as::<true>() } else { self.take_as::<false>() }
+    }
+
+    #[inline]
+    fn take_as<const CHECK: bool>(&mut self) -> Result<Option<Met>, WorkerError> {
         if fork::is_child() {
             return Err(WorkerError::Forked);
         }
@@ -489,7 +515,7 @@ impl Worker {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
             }
-            let step = self.fold.step(self.region.map());
+            let step = self.fold.step_as::<CHECK>(self.region.map());
             let Some(met) = step.inspect_err(|corrupt| self.record_corrupt(corrupt))? else {
                 if self.next() != self.released {
                     self.release();

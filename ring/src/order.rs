@@ -172,6 +172,14 @@ impl<'a> Order<'a> {
         self.slots.iter().enumerate().filter_map(belongs).max()
     }
 
+    /// The slots whose commit word belongs elsewhere, with that word: where nothing is damaged, none.
+    pub fn misplaced(&self) -> impl Iterator<Item = (u64, u64)> + use<'a> {
+        let mask = self.slots() - 1;
+        // Relaxed: words that are looked at alone.
+        let words = self.slots.iter().map(|slot| slot.commit.load(Ordering::Relaxed));
+        (0..).zip(words).filter(move |(at, word)| *word != 0 && (word - 1) & mask != *at)
+    }
+
     #[inline]
     fn words(slot: &Slot, number: u64) -> Run {
         let what = slot.what.load(Ordering::Relaxed);

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 // ---- the command line -------------------------------------------------------------------------------------
 
-const COMMANDS: [&str; 10] =
-    ["run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "inspect"];
+const COMMANDS: [&str; 11] = [
+    "run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "verify", "inspect",
+];
 
 #[test]
 fn help_shows_every_command_and_how_to_begin() {

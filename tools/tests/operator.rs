@@ -183,6 +183,9 @@ fn every_line_arrives_once_everywhere_whoever_is_killed() {
         serving.signal(Signal::SIGKILL);
         takes_over(&mut next, &region, kill + 2);
         serving = std::mem::replace(&mut next, standby(&region));
+        // What moves may move too fast to be looked at (2), but it holds.
+        let verified = run(&["verify", &region]);
+        assert!(matches!(verified.code, Some(0 | 2)), "{verified:?}");
         match kill {
             1 => victim.signal(Signal::SIGKILL),
             0 | 3 => {
@@ -315,4 +318,44 @@ fn a_sequencer_that_is_stopped_is_suspect_and_the_errors_of_a_region_outlive_eve
     let status = stat(&region);
     assert_eq!((&status["errors"], &status["sequencer"]["suspect"]), (&1.into(), &false.into()));
     assert!(run(&["errors", &region]).with(0).out.contains("took over from a former one"));
+}
+
+#[test]
+fn verify_says_what_holds_and_what_does_not() {
+    use std::os::unix::fs::FileExt;
+    let folder = scratch();
+    let region =
+        create(&folder, "region", &["--producers", "1", "--lane-cells", "64", "--lane-bytes", "64K"]);
+    let none = run(&["verify", &region, "--json"]).with(0).json();
+    assert_eq!((&none["sound"], &none["to"]), (&true.into(), &0.into()));
+    let mut sequencer = sequence(&region);
+    let (file, _) = lines(&folder, "lines", 50);
+    run(&["submit", &region, &file, "--name", "p"]).with(0);
+    // Nobody works: all of it is held. Whether or not somebody serves does not matter.
+    run(&["verify", &region]).with(0);
+    sequencer.signal(Signal::SIGKILL);
+    sequencer.end();
+    let found = run(&["verify", &region, "--json"]).with(0).json();
+    assert_eq!((&found["from"], &found["to"]), (&0.into(), &51.into()));
+    let commands =
+        found["checks"].as_array().unwrap().iter().find(|check| check["name"] == "commands").unwrap();
+    assert_eq!(commands["checked"], 51);
+
+    // A byte of the command at index 8, in its cell.
+    let sections = run(&["inspect", &region, "--json"]).with(0).json()["sections"].clone();
+    let lanes = sections.as_array().unwrap().iter().find(|section| section["name"] == "lanes").unwrap();
+    let at = lanes["offset"].as_u64().unwrap() + 4096 + 7 * 64 + 24;
+    let damage = fs::OpenOptions::new().write(true).open(&region).unwrap();
+    damage.write_all_at(b"L", at).unwrap();
+    let text = run(&["verify", &region]).with(1).out;
+    assert!(text.contains("problem: index 8 (cell 7 of lane 1): payload digest is"), "{text}");
+
+    let _sequencer = sequence(&region);
+    let worker = run(&["worker", &region, "--name", "w"]).with(2).saying(&["corrupt at index 8", "payload"]);
+    assert_eq!(worker.out.lines().count(), 7);
+    assert_eq!(errors(&region, "corrupt")[0]["detail"], 8);
+    damage.set_len(8192).unwrap();
+    let short = run(&["verify", &region]).with(1).out;
+    assert!(short.contains("problem: ") && short.contains("8192"), "{short}");
+    run(&["verify", &file]).with(2);
 }

@@ -9,6 +9,7 @@ mod sequence;
 mod stat;
 mod submit;
 mod tail;
+mod verify;
 mod worker;
 
 use anyhow::Result;
@@ -29,6 +30,7 @@ pub(crate) enum Command {
     Stat(stat::Args),
     Inspect(inspect::Args),
     Errors(errors::Args),
+    Verify(verify::Args),
     /// One producer or worker of `run`, in a process of its own.
     #[command(hide = true)]
     Party(crate::crew::PartyArgs),
@@ -47,6 +49,7 @@ impl Command {
             Self::Stat(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Errors(args) => args.run(),
+            Self::Verify(args) => args.run(),
             Self::Party(args) => args.run(),
         }
     }

@@ -56,6 +56,9 @@ pub(crate) struct Args {
     /// With --kill-after, only if it is at least so many commands behind
     #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
     kill_lag: u64,
+    /// Do not check payloads against the digests that their producers took
+    #[arg(long)]
+    unchecked: bool,
     /// The same as --digest, as JSON
     #[arg(long)]
     json: bool,
@@ -71,7 +74,8 @@ impl Args {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
         };
-        let mut worker = Worker::join_with(&region, &name, &JoinOptions::new().policy(policy))?;
+        let options = JoinOptions::new().policy(policy).check_payloads(!self.unchecked);
+        let mut worker = Worker::join_with(&region, &name, &options)?;
         let mut printer =
             Printer { out, left: self.count.unwrap_or(u64::MAX), commands: 0, bytes: 0, end: None };
         let first = worker.first().get();
