@@ -445,23 +445,33 @@ impl Sequencer {
         news |= ordered.commands > 0;
         let mut turn =
             Turn { commands: ordered.commands, runs: ordered.runs.into(), held: None, closed: false };
-        match ordered.stop {
-            Stop::Dry | Stop::Budget => {}
+        self.stuck = match ordered.stop {
+            Stop::Dry | Stop::Budget => false,
             Stop::Held => {
                 news |= self.free();
-                turn.held = self.orderer.is_held(&s).then(|| region.held_by_worker());
-                self.watch.press(turn.held.is_some());
+                self.orderer.is_held(&s)
             }
             Stop::Bad { lane, count, limit } => {
-                tell_bad_ticket(&region, lane, count, limit);
-                news |= self.orderer.reject(&s, lane, count).is_some();
+                let rejected = self.orderer.reject(&s, lane, count).is_some();
+                if rejected {
+                    tell_bad_ticket(&region, lane, count, limit);
+                }
+                news |= rejected;
+                !rejected
             }
-            Stop::Close => turn.closed = self.orderer.close(&s).is_some(),
+            Stop::Close => {
+                turn.closed = self.orderer.close(&s).is_some();
+                !turn.closed
+            }
             Stop::Exhausted => {
                 self.refuse_submits(EXHAUSTED);
                 self.tell(true);
                 return Err(SequencerError::Exhausted { last: self.orderer.next() });
             }
+        };
+        self.watch.press(self.stuck);
+        if self.stuck {
+            turn.held = Some(region.held_by_worker());
         }
         self.stats.closed |= turn.closed;
         self.tell(news || turn.closed);
@@ -663,15 +673,27 @@ impl Sequencer {
         // What waits to be said in the order, like a ticket that is stuck, waits for gates.
         let waits = self.stuck || self.unsettled;
         let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
-        wait::sleep(&s.bells.sequencer, level, deadline, || {
-            let asked = is_asked() || s.bells.requests() != self.seen_requests;
-            asked
-                || if self.stuck {
-                    s.bells.is_wanted() || self.free()
-                } else {
-                    self.orderer.is_needed(&s, level)
-                }
-        });
+        let bell = &s.bells.sequencer;
+        wait::sleep(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
+    }
+
+    /// The second look before a sleep: whether there is something to do after all.
+    fn is_needed(&mut self, s: &Shared<'_>, level: u32) -> bool {
+        if s.bells.requests() != self.seen_requests {
+            return true;
+        }
+        if self.stuck {
+            // A ticket that is stuck is no work until a gate moves.
+            return s.bells.is_wanted() || self.free();
+        }
+        self.orderer.is_needed(s, level)
+    }
+
+    /// Whether it would sleep now.
+    #[cfg(test)]
+    pub(crate) fn would_sleep(&mut self) -> bool {
+        let region = self.region.clone();
+        !self.is_needed(&region.map().shared(), FOR_ROOM)
     }
 
     /// Sequences on a thread of its own.

@@ -919,3 +919,20 @@ fn a_standby_waits_for_the_lock_and_for_nothing_else() {
     });
     assert_eq!(next.unwrap().unwrap().stats().epoch, 2);
 }
+
+#[test]
+fn a_sequencer_that_waits_for_room_for_its_own_commands_says_who_holds_it_and_sleeps() {
+    // The sequencer's lane is full of comings and goings that `slow` has not passed; the order ring is not.
+    let mut desk = Desk::new(&Config::new().workers(4));
+    let _slow = desk.worker("slow");
+    while desk.region.snapshot().held_by != Some(desk.region.held_by_worker()) {
+        desk.worker("guest").leave();
+        desk.turn();
+    }
+    desk.sequencer.close();
+    let turn = desk.sequencer.poll(16).unwrap();
+    assert!(
+        !turn.closed && matches!(turn.held, Some(HeldBy::Worker { name, .. }) if name.as_str() == "slow")
+    );
+    assert!(desk.sequencer.would_sleep());
+}
