@@ -124,6 +124,7 @@ pub(crate) fn take_seat<K: Kind>(
                 Some(Verdict::Granted) => return Ok(Seat { index, generation, _lock: lock }),
                 Some(Verdict::NameTaken) => return Err(name_taken::<K>(region, name)),
                 Some(Verdict::Busy) => was_busy = true,
+                None if region.check().is_err() => return Err(lost(region)),
                 None if was_busy => break,
                 None => return Err(no_answer(region, timeout)),
             }
@@ -192,9 +193,18 @@ fn await_answer<K: Kind>(region: &Region, index: u16, generation: u64, deadline:
         }
         if idle.step() {
             let bell = &region.map().bells().producers;
-            wait::sleep(bell, FOR_WORK, Some(deadline), || answer.get(generation).is_some());
+            let woken = wait::sleep(bell, FOR_WORK, Some(deadline), || answer.get(generation).is_some());
+            if !woken && region.check().is_err() {
+                return None;
+            }
         }
     }
+}
+
+/// The file was shortened.
+fn lost(region: &Region) -> AttachError {
+    let (expected, found) = (region.map().bytes(), region.file().metadata().map_or(0, |file| file.len()));
+    AttachError::Length { path: region.path().into(), found, expected }
 }
 
 fn no_answer(region: &Region, waited: Duration) -> AttachError {

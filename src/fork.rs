@@ -18,16 +18,40 @@ const LOCKS: usize = 4096;
 /// The descriptors that hold locks; 0 is none, for that is never ours.
 static HELD: [AtomicI32; LOCKS] = [const { AtomicI32::new(0) }; LOCKS];
 
-/// A word that is 1 in the process that attached, and 0 in its children.
+/// A word that is [`CALM`] in the process that attached, and 0 in its children.
 static WORD: OnceLock<Option<&'static AtomicU64>> = OnceLock::new();
+
+/// Nothing is known to be wrong.
+const CALM: u64 = 1;
+/// Some mapping of this process has lost pages.
+const DISTURBED: u64 = 2;
 
 /// Prepares this process for forks; before its first lock is taken.
 pub(crate) fn watch() {
     WORD.get_or_init(|| {
         let word = sys::word_wiped_on_fork()?;
-        word.store(1, Ordering::Relaxed);
+        word.store(CALM, Ordering::Relaxed);
         sys::in_forked_children(close_locks).then_some(word)
     });
+}
+
+/// Whether forks of this process are noticed: a kernel from 2017 or later.
+pub(crate) fn is_watched() -> bool {
+    WORD.get().copied().flatten().is_some()
+}
+
+/// Has every handle of this process look at what it stands on before it goes on. Async-signal-safe.
+pub(crate) fn disturb() {
+    if let Some(word) = WORD.get().copied().flatten() {
+        let _ = word.compare_exchange(CALM, DISTURBED, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// Whether a handle has to ask [`is_child`] and its region before it goes on: one look for both.
+#[inline]
+pub(crate) fn is_disturbed() -> bool {
+    // Relaxed: the kernel wipes the word before a child runs; a fault comes before what follows it in its thread.
+    WORD.get().copied().flatten().is_some_and(|word| word.load(Ordering::Relaxed) != CALM)
 }
 
 /// Whether this process is a forked child of the one that attached: its handles are not its own.

@@ -160,6 +160,7 @@ pub use payload::payload_digest;
 pub use process::NotKilled;
 pub use producer::{AttachOptions, Attached, Claim, Full, Producer, Sequenced, SubmitError, WaitError};
 pub use region::Region;
+pub use region::file::{FileState, RegionLost};
 pub use region::header::{Identity, MAGIC, Uuid, VERSION};
 pub use region::inspect::{Inspection, inspect};
 pub use region::layout::Section;

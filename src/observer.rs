@@ -12,8 +12,10 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::Digest;
 use crate::error::AttachError;
 use crate::fold::{Corrupt, owners};
+use crate::fork;
 use crate::payload::bytes_of;
 use crate::region::Region;
+use crate::region::file::RegionLost;
 use crate::region::layout::Part;
 use crate::wait::{self, Idle, Wait};
 use crate::worker::{Command, Event};
@@ -114,6 +116,9 @@ impl Observer {
     /// # Errors
     /// [`Corrupt`] for something in the order that cannot be.
     pub fn poll(&mut self) -> Result<Option<Observed<'_>>, Corrupt> {
+        if fork::is_disturbed() {
+            self.check()?;
+        }
         let found = self.find()?;
         Ok(match found {
             Found::Nothing => None,
@@ -142,14 +147,28 @@ impl Observer {
             }
             if self.region.is_writable() {
                 let bell = &self.region.map().bells().workers;
-                wait::sleep(bell, FOR_WORK, Some(deadline), || self.is_published());
+                if !wait::sleep(bell, FOR_WORK, Some(deadline), || self.is_published()) {
+                    self.check()?;
+                }
             } else {
                 // It cannot announce itself, so nobody wakes it.
                 let left = deadline.saturating_duration_since(Instant::now());
                 std::thread::sleep(left.min(UNHEARD));
+                self.check()?;
             }
         }
         self.poll()
+    }
+
+    /// Whether the region is whole.
+    #[cold]
+    fn check(&self) -> Result<(), Corrupt> {
+        match self.region.check() {
+            Err(RegionLost::Truncated { mapped, found }) => {
+                Err(Corrupt { seq: self.next, field: "length of the file", found, expected: mapped })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn is_published(&self) -> bool {

@@ -21,6 +21,7 @@ use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload::{self, payload_digest};
 use crate::region::Region;
+use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::map::Map;
 use crate::region::snapshot::State;
@@ -118,6 +119,9 @@ pub enum SubmitError {
     /// The order is closed.
     #[error("the order is closed")]
     Closed,
+    /// There is no region to submit to.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
     /// This process is a forked child of the one that attached: the producer is the parent's.
     #[error("this producer was attached by the parent process, before a fork")]
     Forked,
@@ -190,6 +194,9 @@ pub enum WaitError {
     /// The lane is no longer heard.
     #[error("the lane of this producer is fenced off after a damaged ticket")]
     Fenced,
+    /// There is no region in which it could get its place.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
     /// This process is a forked child of the one that attached: the producer is the parent's.
     #[error("this producer was attached by the parent process, before a fork")]
     Forked,
@@ -233,6 +240,7 @@ pub struct Producer {
     wait: Wait,
     /// The sequencer's turns when it was last asked for: if they move, it lives.
     turns: u64,
+    vigil: Vigil,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -273,6 +281,7 @@ impl Producer {
             attached: if next == 0 { Attached::New } else { Attached::Resumed { next } },
             wait: options.wait,
             turns: 0,
+            vigil: Vigil::default(),
             region: region.clone(),
             seat,
             name,
@@ -449,8 +458,8 @@ impl Producer {
     /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
     #[inline]
     fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
-        if fork::is_child() {
-            return Err(SubmitError::Forked);
+        if fork::is_disturbed() {
+            self.check()?;
         }
         let max = self.max_payload();
         if len > max {
@@ -489,8 +498,8 @@ impl Producer {
     #[inline]
     fn queue(&mut self) -> Result<Range<u64>, SubmitError> {
         // A claim may have been made before the fork.
-        if fork::is_child() {
-            return Err(SubmitError::Forked);
+        if fork::is_disturbed() {
+            self.check()?;
         }
         let first = self.next_index();
         let count = self.writer.reserved();
@@ -525,6 +534,12 @@ impl Producer {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether this process may use the producer, and the region is whole.
+    #[cold]
+    fn check(&self) -> Result<(), SubmitError> {
+        if fork::is_child() { Err(SubmitError::Forked) } else { Ok(self.region.check()?) }
     }
 
     /// What a lack of room means, with the culprit yet to be found. Asks the sequencer to look at the gates.
@@ -594,7 +609,9 @@ impl Producer {
             }
             if idle.step() {
                 let bell = &self.region.map().bells().producers;
-                wait::sleep(bell, FOR_WORK, deadline, || self.should_look_again());
+                if !wait::sleep(bell, FOR_WORK, deadline, || self.should_look_again()) {
+                    self.vigil.look(&self.region)?;
+                }
             }
         }
     }
@@ -629,6 +646,7 @@ impl Producer {
         if fork::is_child() {
             return Err(WaitError::Forked);
         }
+        self.region.check()?;
         let next = self.next_index();
         if index >= next {
             return Err(WaitError::NotSubmitted { index, next });
@@ -648,7 +666,9 @@ impl Producer {
             if idle.step() {
                 let bell = &self.region.map().bells().producers;
                 let is_there = || has_ordered(self.entry(), cell) || self.is_ended();
-                wait::sleep(bell, FOR_WORK, deadline, is_there);
+                if !wait::sleep(bell, FOR_WORK, deadline, is_there) {
+                    self.vigil.look(&self.region)?;
+                }
             }
         }
         Ok(find_place(self.region.map(), self.seat.index, cell).map_or(Sequenced::LongAgo, Sequenced::At))

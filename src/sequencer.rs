@@ -28,6 +28,7 @@ use crate::liveness::{Lock, Role};
 use crate::name::Name;
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
+use crate::region::file::{FileState, RegionLost};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
 use crate::stall::Watch;
@@ -39,6 +40,8 @@ use crate::worker::panic_text;
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
 const STALL: Duration = Duration::from_secs(1);
+/// How often the path of the region is looked at.
+const FILE_LOOKS: Duration = Duration::from_secs(1);
 /// Turns between two looks at the clock.
 const TURNS_A_LOOK: u32 = 64;
 /// Runs that a spawned sequencer orders in one turn at most.
@@ -73,6 +76,14 @@ pub enum SequencerError {
         pid: u32,
         /// How long was waited.
         waited: Duration,
+    },
+    /// The file of the region was shortened: there is nothing to go on with.
+    #[error("{path:?}: {source}")]
+    Lost {
+        /// The region.
+        path: PathBuf,
+        /// What became of it.
+        source: RegionLost,
     },
     /// The region cannot be written.
     #[error(transparent)]
@@ -253,6 +264,10 @@ pub struct Sequencer {
     /// Folds what nobody works on, where that is to be dropped.
     discarding: Option<Fold>,
     watch: Watch,
+    /// What became of the file, as said last.
+    file: FileState,
+    look_at_file: bool,
+    next_look_at_file: Instant,
 }
 
 impl Sequencer {
@@ -349,6 +364,8 @@ impl Sequencer {
     }
 
     fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
+        let lost = |source| SequencerError::Lost { path: region.path().into(), source };
+        region.check().map_err(lost)?;
         let reign = &region.map().control().reign;
         let Process { pid, started } = Process::this();
         reign.pid.store(pid, Ordering::Relaxed);
@@ -368,6 +385,9 @@ impl Sequencer {
             told: Seq::ZERO,
             discarding: None,
             watch: Watch::new(STALL),
+            file: FileState::Here,
+            look_at_file: true,
+            next_look_at_file: Instant::now(),
             region: region.clone(),
         };
         if region.identity().without_workers == WithoutWorkers::Discard {
@@ -413,8 +433,8 @@ impl Sequencer {
     /// # Errors
     /// The last index is used up.
     pub fn poll(&mut self, budget: usize) -> Result<Turn, SequencerError> {
-        if fork::is_child() {
-            return Err(SequencerError::Forked);
+        if fork::is_disturbed() || self.look_at_file {
+            self.check_file()?;
         }
         let measured = self.measure_cpu && self.orderer.has_work(&self.region.map().shared());
         let before = if measured { sys::thread_cpu_ns() } else { 0 };
@@ -427,6 +447,29 @@ impl Sequencer {
             self.stats.cpu_ns += sys::thread_cpu_ns() - before;
         }
         Ok(turn)
+    }
+
+    /// Whether this process may go on, and the region's file is as it was; says once what became of it.
+    #[cold]
+    fn check_file(&mut self) -> Result<(), SequencerError> {
+        if fork::is_child() {
+            return Err(SequencerError::Forked);
+        }
+        self.look_at_file = false;
+        let path = || self.region.path().to_path_buf();
+        self.region.check().map_err(|source| SequencerError::Lost { path: path(), source })?;
+        let file = self.region.file_state();
+        if std::mem::replace(&mut self.file, file) == file {
+            return Ok(());
+        }
+        let what = match file {
+            FileState::Unlinked => "region unlinked: its path names no file, who is attached goes on",
+            FileState::Replaced => "region unlinked: its path names another file, who is attached goes on",
+            _ => "region is back under its path",
+        };
+        tracing::warn!("{:?}: {what}", self.region.path());
+        self.region.record(ErrorCode::File, "sequencer", what, self.region.map().bytes());
+        Ok(())
     }
 
     fn turn(&mut self, budget: usize) -> Result<Turn, SequencerError> {
@@ -582,6 +625,10 @@ impl Sequencer {
         let due = clock >= self.next_look;
         if due {
             self.next_look = clock + HOUSEKEEPING;
+            self.look_at_file |= clock >= self.next_look_at_file;
+        }
+        if self.look_at_file {
+            self.next_look_at_file = clock + FILE_LOOKS;
         }
         due
     }

@@ -16,8 +16,8 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sleeps while `word` is `seen`, for `timeout` at most; `false` if that time passed. Any return is a reason to
-/// look again.
+/// Sleeps while `word` is `seen`, for `timeout` at most; `false` if that time passed, or if the word is no longer
+/// there. Any return is a reason to look again.
 pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
     let time = libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
@@ -27,7 +27,7 @@ pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool
     // SAFETY: the word lives for the call and `time` is a valid timespec; the kernel only reads both.
     let result =
         unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time) };
-    result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
+    result == 0 || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::ETIMEDOUT | libc::EFAULT))
 }
 
 /// Wakes all who sleep on `word`, in any process.

@@ -103,7 +103,7 @@ impl Region {
     /// producer.wait_sequenced(index)?;
     /// let found = region.verify();
     /// assert!(found.is_sound(), "{found:?}");
-    /// assert_eq!(found.to, 2, "the producer came, and then its command");
+    /// assert_eq!(found.to.get(), 2, "the producer came, and then its command");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]

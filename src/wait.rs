@@ -99,18 +99,25 @@ impl Idle {
     }
 }
 
-/// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to.
-pub(crate) fn sleep(bell: &Bell, level: u32, deadline: Option<Instant>, mut is_there: impl FnMut() -> bool) {
+/// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to. `false` if it slept
+/// until the end of its time: a reason to look whether there still is something to wait for.
+pub(crate) fn sleep(
+    bell: &Bell,
+    level: u32,
+    deadline: Option<Instant>,
+    mut is_there: impl FnMut() -> bool,
+) -> bool {
     let Seen(seen) = bell.announce(level);
     if is_there() {
-        return;
+        return true;
     }
     let left = deadline.map_or(LONGEST_SLEEP, |at| at.saturating_duration_since(Instant::now()));
-    let _woken = sys::futex_wait(bell.word(), seen, left.min(LONGEST_SLEEP));
+    let woken = sys::futex_wait(bell.word(), seen, left.min(LONGEST_SLEEP));
     #[cfg(test)]
-    if !_woken && left >= LONGEST_SLEEP && is_there() {
+    if !woken && left >= LONGEST_SLEEP && is_there() {
         LOST.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
+    woken
 }
 
 /// Wakes who waits on a bell for what just became true, if anybody does. Follows [`made_true`].

@@ -21,6 +21,7 @@ use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload;
 use crate::region::Region;
+use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
 use crate::wait::{self, Idle, Wait};
@@ -259,6 +260,9 @@ pub enum WorkerError {
     /// The end was delivered, and nobody has reopened the order.
     #[error("the order is closed")]
     Closed,
+    /// There is no region to go on with.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
     /// This process is a forked child of the one that joined: the worker is the parent's.
     #[error("this worker joined in the parent process, before a fork")]
     Forked,
@@ -292,6 +296,7 @@ pub struct Worker {
     released: Seq,
     closed: bool,
     check_payloads: bool,
+    vigil: Vigil,
 }
 
 impl Worker {
@@ -327,6 +332,7 @@ impl Worker {
             release_every: options.release_every.into(),
             closed: false,
             check_payloads: options.check_payloads,
+            vigil: Vigil::default(),
             region: region.clone(),
             seat,
             name,
@@ -508,15 +514,15 @@ impl Worker {
 
     #[inline]
     fn take_as<const CHECK: bool>(&mut self) -> Result<Option<Met>, WorkerError> {
-        if fork::is_child() {
-            return Err(WorkerError::Forked);
+        if fork::is_disturbed() {
+            self.check()?;
         }
         loop {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
             }
             let step = self.fold.step_as::<CHECK>(self.region.map());
-            let Some(met) = step.inspect_err(|corrupt| self.record_corrupt(corrupt))? else {
+            let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
                 if self.next() != self.released {
                     self.release();
                 }
@@ -532,9 +538,20 @@ impl Worker {
         }
     }
 
+    /// Whether this process may use the worker, and the region is whole.
     #[cold]
-    fn record_corrupt(&self, corrupt: &Corrupt) {
+    fn check(&self) -> Result<(), WorkerError> {
+        if fork::is_child() { Err(WorkerError::Forked) } else { Ok(self.region.check()?) }
+    }
+
+    /// What is damaged because the file was shortened is not the fault of who wrote it.
+    #[cold]
+    fn why_corrupt(&self, corrupt: Corrupt) -> WorkerError {
+        if let Err(lost) = self.region.check() {
+            return lost.into();
+        }
         self.region.record(ErrorCode::Corrupt, self.name(), &corrupt.to_string(), corrupt.seq.get());
+        corrupt.into()
     }
 
     /// Notes whether one of the sequencer's commands ends the order.
@@ -584,9 +601,11 @@ impl Worker {
                 return Ok(None);
             }
             if idle.step() {
-                let Worker { region, fold, .. } = self;
+                let Worker { region, fold, vigil, .. } = self;
                 let is_there = || fold.is_behind(region.map());
-                wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_there);
+                if !wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_there) {
+                    vigil.look(region)?;
+                }
             }
         }
     }

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use memmap2::{MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
@@ -26,6 +27,7 @@ use seriatim_ring::sequencer::Shared;
 use seriatim_ring::sync::AtomicU64;
 use seriatim_ring::tickets::Tickets;
 
+use super::guard::Guard;
 use super::layout::{ERROR_SLOTS, HINT_BYTES, Layout, Part};
 
 /// Types that consist of atomic words.
@@ -62,6 +64,8 @@ unsafe impl Words for Padded<AtomicU64> {}
 pub(crate) struct Map {
     base: NonNull<u8>,
     layout: Layout,
+    /// Dropped before the mapping.
+    guard: OnceLock<Guard>,
     /// Keeps the mapping.
     raw: MmapRaw,
 }
@@ -82,12 +86,31 @@ impl Map {
         // The mapping of a non-empty file is never at address 0.
         let base =
             NonNull::new(raw.as_mut_ptr()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        Ok(Map { base, layout, raw })
+        Ok(Map { base, layout, guard: OnceLock::new(), raw })
     }
 
     #[cfg(test)]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// How many bytes are mapped.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.layout.total
+    }
+
+    /// Guards the mapping against a file that is shortened.
+    pub(crate) fn guard(&self) -> io::Result<()> {
+        if self.guard.get().is_none() {
+            // Of two guards that are made at once one is dropped again.
+            let _ = self.guard.set(Guard::new(self.raw.as_ptr(), self.raw.len())?);
+        }
+        Ok(())
+    }
+
+    /// Whether an access found a page gone.
+    pub(crate) fn is_hit(&self) -> bool {
+        self.guard.get().is_some_and(Guard::is_hit)
     }
 
     /// Touches every page for writing, so that none is missing later.

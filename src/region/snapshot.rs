@@ -10,6 +10,7 @@ use seriatim_ring::sequencer::{gate, published};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 
 use super::Region;
+use super::file::FileState;
 use crate::Digest;
 use crate::error::HeldBy;
 use crate::error_log::ErrorLog;
@@ -127,6 +128,8 @@ pub struct Snapshot {
     pub workers: Vec<WorkerStatus>,
     /// What holds the order back, if anything does.
     pub held_by: Option<HeldBy>,
+    /// What became of the region's file.
+    pub file: FileState,
     /// What went wrong so far.
     pub errors: ErrorLog,
 }
@@ -175,6 +178,7 @@ impl Region {
                 .collect(),
             workers: self.worker_statuses(next),
             held_by: self.order_held_by(),
+            file: self.file_state(),
             errors: self.errors(),
         }
     }

@@ -9,6 +9,7 @@ mod cmd;
 mod crew;
 mod input;
 mod log;
+mod open;
 mod output;
 mod party;
 mod proof;

@@ -359,3 +359,86 @@ fn verify_says_what_holds_and_what_does_not() {
     assert!(short.contains("problem: ") && short.contains("8192"), "{short}");
     run(&["verify", &file]).with(2);
 }
+
+/// Ends with exit code 2, not by a signal, and says what happened.
+#[track_caller]
+fn says(ended: &common::Ended, parts: &[&str]) {
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    for part in parts {
+        assert!(ended.err.contains(part), "no `{part}` in {ended:?}");
+    }
+}
+
+#[test]
+fn a_region_that_loses_its_name_goes_on_for_those_who_are_there() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let sequencer = sequence(&region);
+    let reader = worker(&region, "w", &[]);
+    let mut producer =
+        Running::start(seriatim(&["submit", &region, "--name", "p"]).stdin(std::process::Stdio::piped()));
+    producer.feed(b"before\n");
+    eventually("it is attached", || {
+        stat(&region)["producers"].as_array().is_some_and(|rows| !rows.is_empty())
+    });
+    let moved = folder.path().join("moved").display().to_string();
+    fs::rename(&region, &moved).unwrap();
+    run(&["worker", &region]).with(2).saying(&["not found"]);
+    eventually("it is noticed", || !errors(&moved, "file").is_empty());
+    assert!(errors(&moved, "file")[0]["what"].as_str().unwrap().contains("unlinked"));
+    let (_, more) = lines(&folder, "more", 10_000);
+    producer.feed((more.join("\n") + "\n").as_bytes());
+    producer.end().with(0);
+    let ended = sequencer.stop().with(0);
+    assert_eq!(ended.err.matches("region unlinked").count(), 1, "{ended:?}");
+    let out = reader.end().with(0).out;
+    assert_eq!(out.lines().skip(1).collect::<Vec<_>>(), more);
+}
+
+#[test]
+fn who_waits_for_a_region_that_nobody_can_serve_any_more_is_told() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut sequencer = sequence(&region);
+    let reader = worker(&region, "w", &[]);
+    sequencer.signal(Signal::SIGKILL);
+    sequencer.end();
+    fs::remove_file(&region).unwrap();
+    create(&folder, "region", &[]);
+    says(&reader.end(), &["region replaced"]);
+    // The new one is another region.
+    assert_eq!(stat(&region)["epoch"], 0);
+}
+
+#[test]
+fn nobody_dies_by_a_signal_when_a_region_is_truncated() {
+    for share in [0, 2] {
+        let folder = scratch();
+        let region = create(&folder, "region", &["--lane-cells", "64", "--workers", "2"]);
+        let sequencer = sequence(&region);
+        let standby = standby(&region);
+        let busy = worker(&region, "busy", &[]);
+        let mut slow = worker(&region, "slow", &[]);
+        let (file, _) = lines(&folder, "lines", 20_000);
+        let mut tail = Running::start(&mut seriatim(&["tail", &region]));
+        eventually("tail watches", || {
+            common::run_with(&["submit", &region], b"one\n").with(0);
+            tail.has_output()
+        });
+        slow.signal(Signal::SIGSTOP);
+        let submit = Running::start(&mut seriatim(&["submit", &region, &file]));
+        eventually("the submitter waits", || row(&region, "slow")["lag"].as_u64() >= Some(64));
+
+        let bytes = fs::metadata(&region).unwrap().len();
+        let left = bytes * share / 4;
+        fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(left).unwrap();
+        slow.signal(Signal::SIGCONT);
+        let sizes = [format!("{bytes}"), format!("{left}")];
+        let parts = ["truncated", &sizes[0], &sizes[1]];
+        for party in [sequencer, standby, busy, slow, submit] {
+            says(&party.end(), &parts);
+        }
+        says(&tail.end(), &["length of the file", &sizes[0], &sizes[1]]);
+        assert_eq!(run(&["inspect", &region]).code, Some(if share == 0 { 2 } else { 1 }));
+    }
+}

@@ -6,9 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{ErrorLog, ErrorRecord, Region};
+use seriatim::{ErrorLog, ErrorRecord};
 
 use crate::Outcome;
+use crate::open;
 use crate::output::{self, Align, Report, Table};
 
 const EXAMPLES: &str = "\
@@ -36,8 +37,9 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
-        let region = Region::attach_read_only(&self.path)?;
+        let region = open::to_look(&self.path)?;
         let report = ErrorsReport::new(self.path.display().to_string(), &region.errors());
+        region.check()?;
         output::print(&report, self.json)?;
         Ok(Outcome::Done)
     }

@@ -11,6 +11,7 @@ use seriatim::{Region, Sequencer, SequencerConfig, SequencerStats, Wait};
 use crate::Outcome;
 use crate::args::seconds;
 use crate::log;
+use crate::open;
 use crate::output::{self, Report, complain};
 use crate::signal::Stop;
 
@@ -60,7 +61,7 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
         let stop = Stop::install()?;
-        let region = Region::attach(&self.path)?;
+        let region = open::to_attach(&self.path)?;
         let mut config = SequencerConfig::default().wait(self.wait).stall_after(self.stall);
         if let Some(core) = self.core {
             config = config.core(core);

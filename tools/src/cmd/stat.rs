@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{ProducerStatus, Region, Snapshot, WorkerPolicy, WorkerStatus};
+use seriatim::{ProducerStatus, Snapshot, WorkerPolicy, WorkerStatus};
 
 use crate::Outcome;
+use crate::open;
 use crate::output::{self, Align, PartyReport, Report, Table};
 use crate::signal::Stop;
 
@@ -40,8 +41,9 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
-        let region = Region::attach_read_only(&self.path)?;
+        let region = open::to_look(&self.path)?;
         let mut last = StatReport::new(&self.path.display().to_string(), &region.snapshot());
+        region.check()?;
         output::print(&last, self.json)?;
         if !self.watch {
             return Ok(Outcome::Done);
@@ -50,6 +52,7 @@ impl Args {
         let mut looked = Instant::now();
         while !stop.asked_within(Duration::from_secs(1)) {
             let mut report = StatReport::new(&last.path, &region.snapshot());
+            region.check()?;
             report.rate_since(&last, looked.elapsed());
             looked = Instant::now();
             if output::on_terminal() && !self.json {
@@ -79,6 +82,8 @@ struct StatReport {
     gate: Option<String>,
     /// What holds the order as a whole up, if anything does.
     held_by: Option<String>,
+    /// `here`, `unlinked` or `replaced`.
+    file: String,
     /// Different errors in the region's error log; `seriatim errors` shows them.
     errors: usize,
     last_error: Option<String>,
@@ -140,6 +145,7 @@ impl StatReport {
             tickets_waiting: snapshot.tickets_waiting,
             gate: slowest.map(|worker| worker.party.name.clone()),
             held_by: snapshot.held_by.map(|by| by.to_string()),
+            file: snapshot.file.to_string(),
             errors: snapshot.errors.records.len(),
             last_error: snapshot.errors.records.last().map(ToString::to_string),
             sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
@@ -208,6 +214,9 @@ impl Report for StatReport {
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
         if let Some(by) = &self.held_by {
             writeln!(out, "held up by: {by}")?;
+        }
+        if self.file != "here" {
+            writeln!(out, "file: {}, who comes does not find this region", self.file)?;
         }
         if let Some(last) = &self.last_error {
             writeln!(out, "errors: {}, the last: {last}", self.errors)?;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use seriatim::{Producer, Region, Sequenced, SubmitError, WaitError};
+use seriatim::{Producer, Sequenced, SubmitError, WaitError};
 
 use crate::Outcome;
 use crate::input::Stream;
+use crate::open;
 use crate::output::{self, Report, complain};
 use crate::party::footprint;
 
@@ -59,7 +60,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let mut input = Stream::open(&self.file)?;
-        let region = Region::attach(&self.path)?;
+        let region = open::to_attach(&self.path)?;
         let name = self.name.unwrap_or_else(|| format!("submit-{}", std::process::id()));
         let producer = Producer::attach(&region, &name)?;
         let mut report = SubmitReport {

@@ -8,6 +8,7 @@ use anyhow::Result;
 use seriatim::{Event, Observed, Observer, Region, State};
 
 use crate::Outcome;
+use crate::open;
 use crate::output::complain;
 use crate::signal::Stop;
 
@@ -37,7 +38,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
-        let region = Region::attach_read_only(&self.path)?;
+        let region = open::to_look(&self.path)?;
         let mut observer = Observer::attach(&region)?;
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let mut left = self.count.unwrap_or(u64::MAX);

@@ -8,6 +8,7 @@ use serde::Serialize;
 use seriatim::{AttachError, HeaderError, Region, Verification};
 
 use crate::Outcome;
+use crate::open;
 use crate::output::{self, Align, Report, Table};
 
 const EXAMPLES: &str = "\
@@ -36,8 +37,8 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let path = self.path.display().to_string();
         let report = match Region::attach_read_only(&self.path) {
-            Ok(region) => VerifyReport::new(path, &region.verify()),
-            Err(error) if is_damage(&error) => VerifyReport::unopened(path, &error),
+            Ok(region) => look(path, &open::guarded(region)?),
+            Err(error) if is_damage(&error) => VerifyReport::unopened(path, error.to_string()),
             Err(error) => return Err(error.into()),
         };
         anyhow::ensure!(
@@ -47,6 +48,14 @@ impl Args {
         );
         output::print(&report, self.json)?;
         Ok(if report.sound { Outcome::Done } else { Outcome::Problem })
+    }
+}
+
+fn look(path: String, region: &Region) -> VerifyReport {
+    let found = region.verify();
+    match region.check() {
+        Ok(()) => VerifyReport::new(path, &found),
+        Err(lost) => VerifyReport::unopened(path, lost.to_string()),
     }
 }
 
@@ -104,8 +113,8 @@ impl VerifyReport {
     }
 
     /// Of a region that is too damaged to be opened.
-    fn unopened(path: String, error: &AttachError) -> VerifyReport {
-        let header = CheckRow { name: "header", checked: 1, problems: vec![error.to_string()], untold: 0 };
+    fn unopened(path: String, problem: String) -> VerifyReport {
+        let header = CheckRow { name: "header", checked: 1, problems: vec![problem], untold: 0 };
         VerifyReport {
             path,
             sound: false,

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{Event, JoinOptions, Region, Worker, WorkerPolicy};
+use seriatim::{Event, JoinOptions, Worker, WorkerPolicy};
 
 use crate::Outcome;
 use crate::args::seconds;
+use crate::open;
 use crate::output::{self, Report};
 use crate::signal::Stop;
 
@@ -67,7 +68,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
-        let region = Region::attach(&self.path)?;
+        let region = open::to_attach(&self.path)?;
         let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let out = open(&self.out)?;
         let policy = match self.kill_after {

@@ -1,0 +1,146 @@
+//! What may happen to a region's file while it is in use: it loses its name, another file gets it, it is shortened.
+
+use std::fmt;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use super::Region;
+use crate::liveness::Role;
+
+/// What has become of the file of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileState {
+    /// It is where it was.
+    Here,
+    /// Its path names no file any more: who is attached goes on, and nobody new finds it.
+    Unlinked,
+    /// Its path names another file now: who is attached goes on, and who comes finds the other one.
+    Replaced,
+    /// It was shortened: what lay behind its end is gone for everybody.
+    Truncated {
+        /// Bytes that it has now.
+        found: u64,
+    },
+}
+
+impl fmt::Display for FileState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FileState::Here => f.pad("here"),
+            FileState::Unlinked => f.pad("unlinked"),
+            FileState::Replaced => f.pad("replaced"),
+            FileState::Truncated { .. } => f.pad("truncated"),
+        }
+    }
+}
+
+/// There is no region to go on with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionLost {
+    /// Its file was shortened.
+    #[error("region truncated: mapped {mapped} bytes, the file has {found} now")]
+    Truncated {
+        /// Bytes that are mapped.
+        mapped: u64,
+        /// Bytes that the file has now.
+        found: u64,
+    },
+    /// Nobody serves it, and nobody can find it to serve it: who waits would wait for ever.
+    #[error("region {file}: nobody serves it, and its path no longer leads to it")]
+    Unserved {
+        /// What became of its file.
+        file: FileState,
+    },
+}
+
+/// Looks in a row that find a region unserved, before who waits is told: a standby may be about to take over.
+const UNSERVED_LOOKS: u32 = 10;
+
+/// What one who waits in vain looks at now and then: whether there is a region to wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Vigil {
+    unserved: u32,
+}
+
+impl Vigil {
+    /// To be called when a sleep of up to 100 ms ended without a wake-up.
+    pub(crate) fn look(&mut self, region: &Region) -> Result<(), RegionLost> {
+        let file = region.file_state();
+        region.check_length(file)?;
+        if file == FileState::Here || region.is_alive(Role::Sequencer) {
+            self.unserved = 0;
+            return Ok(());
+        }
+        self.unserved += 1;
+        if self.unserved < UNSERVED_LOOKS { Ok(()) } else { Err(RegionLost::Unserved { file }) }
+    }
+}
+
+impl Region {
+    /// Looks at what has become of the region's file.
+    #[must_use]
+    pub fn file_state(&self) -> FileState {
+        // What cannot be looked at is taken to be as it was: nobody is told of a loss on an error.
+        let Ok(ours) = self.file().metadata() else { return FileState::Here };
+        if ours.len() < self.map().bytes() || self.map().is_hit() {
+            return FileState::Truncated { found: ours.len() };
+        }
+        // Behind /proc/<pid>/fd is what never had another name.
+        if self.path().starts_with("/proc") {
+            return FileState::Here;
+        }
+        match self.path().metadata() {
+            Ok(named) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => FileState::Here,
+            Ok(_) => FileState::Replaced,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => FileState::Unlinked,
+            Err(_) => FileState::Here,
+        }
+    }
+
+    fn check_length(&self, file: FileState) -> Result<(), RegionLost> {
+        match file {
+            FileState::Truncated { found } => {
+                Err(RegionLost::Truncated { mapped: self.map().bytes(), found })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the region is whole: its file was not shortened.
+    ///
+    /// # Errors
+    /// [`RegionLost::Truncated`].
+    pub fn check(&self) -> Result<(), RegionLost> {
+        self.check_length(self.file_state())
+    }
+
+    /// Guards this process against a shortened file: an access to what is gone finds zeroes instead of ending the
+    /// process by SIGBUS, and the handles of the region return [`RegionLost::Truncated`] from their next call on.
+    /// A payload that is read at that very moment may read as zeroes, too; workers that
+    /// [check payloads](crate::JoinOptions::check_payloads) deliver none of these.
+    ///
+    /// It installs a handler for SIGBUS, at the first call in a process. The handler claims only what faults inside
+    /// of guarded regions, and passes everything else on to the handler that was there before. For all clones of
+    /// this region; not for memory of other libraries.
+    ///
+    /// ```
+    /// use seriatim::{Config, Region, RegionLost};
+    ///
+    /// let path = std::env::temp_dir().join(format!("shortened-{}", std::process::id()));
+    /// let region = Region::create(&path, &Config::new())?;
+    /// region.guard()?;
+    /// std::fs::OpenOptions::new().write(true).open(&path)?.set_len(0)?;
+    /// let _ = region.snapshot(); // finds zeroes, and lives
+    /// assert!(matches!(region.check(), Err(RegionLost::Truncated { found: 0, .. })));
+    /// std::fs::remove_file(&path)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The handler cannot be installed, or 1024 regions are guarded.
+    pub fn guard(&self) -> io::Result<()> {
+        self.map().guard()
+    }
+}

@@ -1,0 +1,23 @@
+//! Opening regions for the commands, guarded against a file that is shortened under them.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use seriatim::Region;
+
+/// Opens a region for a party.
+pub(crate) fn to_attach(path: &Path) -> Result<Region> {
+    guarded(Region::attach(path)?)
+}
+
+/// Opens a region for looking at it.
+pub(crate) fn to_look(path: &Path) -> Result<Region> {
+    guarded(Region::attach_read_only(path)?)
+}
+
+/// What is read from a region that loses its end meanwhile is not to be believed: its reader asks
+/// [`Region::check`] afterwards.
+pub(crate) fn guarded(region: Region) -> Result<Region> {
+    region.guard().context("cannot guard against a file that is shortened")?;
+    Ok(region)
+}
