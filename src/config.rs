@@ -3,7 +3,7 @@
 use seriatim_ring::lane::max_payload;
 use seriatim_ring::{Seq, tickets};
 
-use crate::region::layout::Layout;
+use crate::region::layout::{Geometry, Layout};
 
 /// Whether commands wait for the first worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,21 +15,6 @@ pub enum WithoutWorkers {
     Hold,
     /// What is submitted while nobody works is folded into the digest and dropped.
     Discard,
-}
-
-/// The numbers that fix a region's layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Run descriptors of the order ring.
-    pub order_slots: u64,
-    /// Cells of each producer's lane: how many of its commands can be outstanding.
-    pub lane_cells: u64,
-    /// Bytes of each producer's lane, for payloads over 40 bytes.
-    pub lane_bytes: u64,
-    /// How many producers can be attached.
-    pub producers: u64,
-    /// How many workers can be attached.
-    pub workers: u64,
 }
 
 /// How to make a region. Each setter takes a value; what is out of range is refused when the region is made.

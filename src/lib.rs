@@ -150,7 +150,7 @@ mod worker;
 
 use std::fmt;
 
-pub use config::{Config, ConfigError, Geometry, WithoutWorkers};
+pub use config::{Config, ConfigError, WithoutWorkers};
 pub use error::{AttachError, CreateError, HeaderError, HeldBy, RemoveError};
 pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use fold::Corrupt;
@@ -163,7 +163,7 @@ pub use region::Region;
 pub use region::file::{FileState, RegionLost};
 pub use region::header::{Identity, MAGIC, Uuid, VERSION};
 pub use region::inspect::{Inspection, inspect};
-pub use region::layout::Section;
+pub use region::layout::{Geometry, Section};
 pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerStatus};
 pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn};
 pub use seriatim_ring::Seq;

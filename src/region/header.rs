@@ -20,9 +20,9 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::{Geometry, WithoutWorkers};
+use crate::config::WithoutWorkers;
 use crate::error::HeaderError;
-use crate::region::layout::{Layout, PAGE};
+use crate::region::layout::{Geometry, Layout, PAGE};
 
 /// The first eight bytes of every region.
 pub const MAGIC: [u8; 8] = *b"SERIATIM";

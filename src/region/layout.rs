@@ -23,14 +23,27 @@ use seriatim_ring::lane::Cell;
 use seriatim_ring::order::Slot;
 use seriatim_ring::tickets::SPARE_WORDS;
 
-use crate::config::Geometry;
-
 /// Sections are aligned to this; machines with larger pages are refused at creation.
 pub(crate) const PAGE: u64 = 4096;
 /// The ticket words begin this far behind the hint.
 pub(crate) const HINT_BYTES: u64 = 128;
 /// Different errors that a region remembers: with the count of those that it does not, four pages.
 pub(crate) const ERROR_SLOTS: u64 = 63;
+
+/// The numbers that fix a region's layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Run descriptors of the order ring.
+    pub order_slots: u64,
+    /// Cells of each producer's lane: how many of its commands can be outstanding.
+    pub lane_cells: u64,
+    /// Bytes of each producer's lane, for payloads over 40 bytes.
+    pub lane_bytes: u64,
+    /// How many producers can be attached.
+    pub producers: u64,
+    /// How many workers can be attached.
+    pub workers: u64,
+}
 
 /// Where everything lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

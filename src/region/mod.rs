@@ -17,12 +17,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::Seq;
 
-use crate::config::{Config, Geometry};
+use crate::config::Config;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Role};
 use crate::sys;
 use header::{HEADER_BYTES, Identity, Uuid, VERSION};
-use layout::{Layout, PAGE, Part};
+use layout::{Geometry, Layout, PAGE, Part};
 use map::Map;
 
 /// A region that this process has opened.
