@@ -106,7 +106,7 @@ pub(crate) fn take_seat<K: Kind>(
     name: Name,
     timeout: Duration,
 ) -> Result<Seat, AttachError> {
-    let deadline = Instant::now() + timeout;
+    let deadline = wait::after(timeout);
     let mut idle = Idle::new(Wait::Park);
     let mut was_busy = false;
     loop {
@@ -129,7 +129,7 @@ pub(crate) fn take_seat<K: Kind>(
                 None => return Err(no_answer(region, timeout)),
             }
         }
-        if wait::is_over(Some(deadline)) {
+        if wait::is_over(deadline) {
             return Err(full::<K>(region, timeout));
         }
         if idle.step() {
@@ -180,7 +180,12 @@ fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
     generation
 }
 
-fn await_answer<K: Kind>(region: &Region, index: u16, generation: u64, deadline: Instant) -> Option<Verdict> {
+fn await_answer<K: Kind>(
+    region: &Region,
+    index: u16,
+    generation: u64,
+    deadline: Option<Instant>,
+) -> Option<Verdict> {
     let mut idle = Idle::new(Wait::Park);
     let answer = K::answer(region, index);
     loop {
@@ -188,12 +193,12 @@ fn await_answer<K: Kind>(region: &Region, index: u16, generation: u64, deadline:
         if verdict.is_some() {
             return verdict;
         }
-        if wait::is_over(Some(deadline)) {
+        if wait::is_over(deadline) {
             return None;
         }
         if idle.step() {
             let bell = &region.map().bells().producers;
-            let woken = wait::sleep(bell, FOR_WORK, Some(deadline), || answer.get(generation).is_some());
+            let woken = wait::sleep(bell, FOR_WORK, deadline, || answer.get(generation).is_some());
             if !woken && region.check().is_err() {
                 return None;
             }

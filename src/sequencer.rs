@@ -333,7 +333,7 @@ impl Sequencer {
     /// As [`open`](Self::open); with [`SequencerError::Running`] if a standby was faster;
     /// [`SequencerError::NotEvicted`] if nobody was killed, [`SequencerError::NotEnded`] at the time-out.
     pub fn evict(region: &Region, timeout: Duration) -> Result<Sequencer, SequencerError> {
-        let deadline = Instant::now() + timeout;
+        let deadline = wait::after(timeout);
         let holder = region.sequencer_process();
         let mut killed = false;
         loop {
@@ -348,7 +348,7 @@ impl Sequencer {
                 holder.kill().map_err(|source| SequencerError::NotEvicted { path: path(), source })?;
                 tracing::warn!(pid = holder.pid, path = %region.path().display(), "evicted the sequencer");
                 killed = true;
-            } else if wait::is_over(Some(deadline)) {
+            } else if wait::is_over(deadline) {
                 return Err(SequencerError::NotEnded { path: path(), pid: holder.pid, waited: timeout });
             }
             holder.await_end(wait::LONGEST_SLEEP);
@@ -784,25 +784,25 @@ impl Sequencer {
 
     fn run(&mut self, config: &SequencerConfig, asked: &AtomicU8) -> Result<SequencerStats, SequencerError> {
         let mut idle = Idle::new(config.wait);
-        let mut give_up = None;
+        let (mut closing, mut give_up) = (false, None);
         loop {
             let turn = self.poll(BUDGET)?;
             match asked.load(StdOrdering::Acquire) {
                 STOP => return Ok(self.stats),
-                CLOSE if give_up.is_none() => {
-                    give_up = Some(Instant::now() + config.close_timeout);
+                CLOSE if !closing => {
+                    (closing, give_up) = (true, wait::after(config.close_timeout));
                     self.close();
                 }
                 _ => {}
             }
-            if turn.closed || (give_up.is_some() && wait::is_over(give_up)) {
+            if turn.closed || wait::is_over(give_up) {
                 return Ok(self.stats);
             }
             if turn.commands > 0 {
                 idle.reset();
             } else if idle.step() {
                 // Once closing, only the order counts: what keeps it back is a gate.
-                let seen = if give_up.is_some() { CLOSE } else { RUN };
+                let seen = if closing { CLOSE } else { RUN };
                 self.sleep(give_up, || asked.load(StdOrdering::Acquire) != seen);
             }
         }

@@ -936,3 +936,32 @@ fn a_sequencer_that_waits_for_room_for_its_own_commands_says_who_holds_it_and_sl
     );
     assert!(desk.sequencer.would_sleep());
 }
+
+#[test]
+fn the_longest_time_out_is_no_panic() {
+    let region = Region::anonymous(&Config::new()).unwrap();
+    let config = SequencerConfig::new().close_timeout(Duration::MAX);
+    let sequencer = Sequencer::spawn(&region, config).unwrap();
+    Producer::attach_with(&region, "p", &AttachOptions::new().timeout(Duration::MAX)).unwrap();
+    Worker::join_with(&region, "w", &JoinOptions::new().timeout(Duration::MAX)).unwrap();
+    assert!(sequencer.close().unwrap().closed);
+}
+
+#[test]
+fn a_region_is_removed_through_a_link_and_not_the_link_instead_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, link) = (dir.path().join("region"), dir.path().join("link"));
+    let region = Region::create(&path, &tiny()).unwrap();
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let error = Region::remove(&link).unwrap_err();
+    assert!(matches!(error, RemoveError::InUse { .. }) && error.to_string().contains("sequencer"), "{error}");
+    let worker = Worker::join(&region, "w").unwrap();
+    sequencer.stop().unwrap();
+    let error = Region::remove(&link).unwrap_err();
+    assert!(error.to_string().contains("worker \"w\""), "{error}");
+    drop(worker);
+    Region::remove(&link).unwrap();
+    assert!(!path.exists() && link.symlink_metadata().is_ok());
+    assert!(matches!(Region::remove(&link).unwrap_err(), RemoveError::Attach(AttachError::NotFound { .. })));
+}

@@ -144,6 +144,11 @@ pub(crate) fn wake_all(bells: &Bells) {
     wake(&bells.producers, FOR_WORK);
 }
 
+/// The end of a time-out that begins now; `None` for one so long that the clock cannot name its end.
+pub(crate) fn after(timeout: Duration) -> Option<Instant> {
+    Instant::now().checked_add(timeout)
+}
+
 /// Whether a deadline has passed.
 pub(crate) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|at| Instant::now() >= at)

@@ -131,6 +131,9 @@ fn describe(bytes: &[u8]) -> String {
     match bytes {
         [] => "an empty file".into(),
         [0x7f, b'E', b'L', b'F', ..] => "an ELF file".into(),
+        _ if bytes.len() < HEADER_BYTES && bytes.starts_with(&MAGIC) => {
+            format!("the first {} bytes of a region", bytes.len())
+        }
         _ if bytes.len() < HEADER_BYTES => format!("a file of {} bytes", bytes.len()),
         _ => format!("a file that begins with \"{}\"", bytes[..8].escape_ascii()),
     }

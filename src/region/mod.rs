@@ -19,8 +19,9 @@ use seriatim_ring::Seq;
 
 use crate::config::Config;
 use crate::error::{AttachError, CreateError, RemoveError};
-use crate::liveness::{self, Role};
+use crate::liveness::{self, Lock, Role};
 use crate::sys;
+use file::FileState;
 use header::{HEADER_BYTES, Identity, Uuid, VERSION};
 use layout::{Geometry, Layout, PAGE, Part};
 use map::Map;
@@ -145,18 +146,36 @@ impl Region {
         Ok(Region(Arc::new(Inner { map, file, path, identity, writable })))
     }
 
-    /// Removes the file of a region that nobody is attached to.
+    /// Removes the file of a region that nobody is attached to; through a link the file, not the link.
     ///
     /// # Errors
     /// As [`attach`](Self::attach); or parties are alive, who are then named; or the file may not be removed.
     pub fn remove(path: impl AsRef<Path>) -> Result<(), RemoveError> {
-        let region = Self::attach_read_only(path.as_ref())?;
-        let parties = region.snapshot().living();
-        if !parties.is_empty() {
-            return Err(RemoveError::InUse { path: region.path().into(), parties });
+        let failed = |path: &Path| {
+            let path = path.to_path_buf();
+            move |source| RemoveError::Io { path, source }
+        };
+        let path = fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
+        let region = Self::attach(&path)?;
+        // Nobody can attach while the sequencer's place is taken. Without the right to write it cannot be had;
+        // then a party that comes in this very moment finds itself on a file without a name.
+        let alone = if region.is_writable() {
+            Lock::take(region.file(), Role::Sequencer).map_err(failed(&path))?
+        } else {
+            None
+        };
+        let mut seen = region.snapshot();
+        if alone.is_some() {
+            seen.sequencer = None;
         }
-        fs::remove_file(path.as_ref())
-            .map_err(|source| RemoveError::Io { path: path.as_ref().into(), source })
+        let parties = seen.living();
+        if !parties.is_empty() {
+            return Err(RemoveError::InUse { path, parties });
+        }
+        if region.file_state() != FileState::Here {
+            return Err(AttachError::NotFound { path }.into());
+        }
+        fs::remove_file(&path).map_err(failed(&path))
     }
 
     /// The path that it was opened by, absolute; of an anonymous region one that other processes can use.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::Serialize;
 use seriatim::{Geometry, PartyStatus};
 
@@ -14,7 +14,7 @@ pub(crate) trait Report: Serialize {
 
 /// Prints a report on standard output, JSON as one line.
 pub(crate) fn print(report: &impl Report, json: bool) -> Result<()> {
-    render(&mut BufWriter::new(io::stdout().lock()), report, json)
+    render(&mut BufWriter::new(io::stdout().lock()), report, json).context("cannot write to standard output")
 }
 
 /// Prints a report on standard error, for commands whose standard output carries payloads.

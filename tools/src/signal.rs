@@ -3,14 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
-/// Becomes true when the process is asked to end. A second signal ends it at once.
+/// A signal that comes so much later than the first is a second wish, not an echo of the first: a signal to a
+/// group of processes is often passed on by one of them as well.
+const ECHO: Duration = Duration::from_millis(500);
+
+/// Becomes true when the process is asked to end. A second signal, half a second later or more, ends it at once.
 #[derive(Debug)]
 pub(crate) struct Stop {
     asked: Arc<AtomicBool>,
@@ -22,16 +26,23 @@ impl Stop {
     pub(crate) fn install() -> Result<Stop> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            // In this order: the first signal finds the flag down and raises it, the second finds it up.
-            flag::register_conditional_shutdown(signal, 2, Arc::clone(&asked))
-                .and_then(|_| flag::register(signal, Arc::clone(&asked)))
-                .context("cannot catch signals")?;
+            flag::register(signal, Arc::clone(&asked)).context("cannot catch signals")?;
         }
         let mut signals = Signals::new([SIGINT, SIGTERM]).context("cannot catch signals")?;
         let (wake, woken) = mpsc::channel();
         std::thread::Builder::new()
             .name("signals".into())
-            .spawn(move || signals.forever().take_while(|_| wake.send(()).is_ok()).for_each(drop))
+            .spawn(move || {
+                let mut first = None;
+                for _ in signals.forever() {
+                    if first.get_or_insert_with(Instant::now).elapsed() >= ECHO {
+                        std::process::exit(2);
+                    }
+                    if wake.send(()).is_err() {
+                        return;
+                    }
+                }
+            })
             .context("cannot start the thread that waits for signals")?;
         Ok(Stop { asked, woken })
     }

@@ -77,8 +77,14 @@ impl Args {
         };
         let options = JoinOptions::new().policy(policy).check_payloads(!self.unchecked);
         let mut worker = Worker::join_with(&region, &name, &options)?;
-        let mut printer =
-            Printer { out, left: self.count.unwrap_or(u64::MAX), commands: 0, bytes: 0, end: None };
+        let mut printer = Printer {
+            out,
+            to: self.out.display().to_string(),
+            left: self.count.unwrap_or(u64::MAX),
+            commands: 0,
+            bytes: 0,
+            end: None,
+        };
         let first = worker.first().get();
         let end = printer.print(&mut worker, &stop);
         let report = WorkerReport {
@@ -110,6 +116,8 @@ fn open(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
 
 struct Printer {
     out: BufWriter<Box<dyn Write>>,
+    /// What that is, for messages.
+    to: String,
     /// Commands still to print.
     left: u64,
     commands: u64,
@@ -126,14 +134,14 @@ impl Printer {
             // Never more than is left: what is polled counts as received.
             let limit = BATCH.min(usize::try_from(self.left).unwrap_or(BATCH));
             if worker.poll_batch(limit, |event| self.take(event))? == 0 {
-                self.out.flush()?;
+                self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
                 if let Some(event) = worker.recv_deadline(Instant::now() + TICK)? {
                     self.take(event);
                 }
             }
             reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
         }
-        self.out.flush()?;
+        self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
         reason.unwrap_or(Ok("count"))
     }
 
@@ -146,7 +154,8 @@ impl Printer {
                 self.left -= 1;
                 let written = self.out.write_all(command.payload).and_then(|()| self.out.write_all(b"\n"));
                 if let Err(error) = written {
-                    self.end = Some(Err(error.into()));
+                    let what = format!("cannot write {}", self.to);
+                    self.end = Some(Err(anyhow::Error::new(error).context(what)));
                 } else if self.left == 0 {
                     self.end = Some(Ok("count"));
                 }
