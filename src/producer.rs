@@ -15,6 +15,7 @@ use seriatim_ring::tickets::{Enqueuer, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::attach::{OnLane, Seat, take_seat};
+use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fork;
 use crate::liveness::Role;
@@ -260,6 +261,7 @@ impl Producer {
             let path = region.path().into();
             AttachError::Damaged { path, field: bad.field, found: bad.found, limit: bad.limit }
         })?;
+        crash_point!("attach.resumed");
         let base = entry.base.load(Ordering::Relaxed);
         let next = ordered.wrapping_sub(base);
         Ok(Producer {
@@ -461,6 +463,7 @@ impl Producer {
         let room = self.reserve(payload.len())?;
         let map = self.region.map();
         payload::write(map, self.seat.index, &room, payload);
+        crash_point!("submit.payload");
         self.writer.fill(&map.lane(self.seat.index), &room, kind, payload_digest(payload));
         Ok(())
     }
@@ -482,7 +485,9 @@ impl Producer {
             return Err(SubmitError::Closed);
         }
         self.writer.commit();
+        crash_point!("submit.queued");
         wait::wake_sequencer(map.bells(), FOR_WORK);
+        crash_point!("submit.done");
         Ok(first..first + u64::from(count))
     }
 

@@ -20,6 +20,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::affinity::{self, PinError};
 use crate::config::WithoutWorkers;
+use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fold::Fold;
 use crate::fork;
@@ -233,9 +234,11 @@ impl Sequencer {
         let Some(lock) = lock else {
             return Err(SequencerError::Running { path: region.path().into(), pid: region.sequencer_pid() });
         };
+        crash_point!("sequence.locked");
         let reign = &region.map().control().reign;
         reign.pid.store(std::process::id(), Ordering::Relaxed);
         reign.started.store(sys::start_time(), Ordering::Relaxed);
+        crash_point!("sequence.named");
         let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
         let epoch = reign.epoch.load(Ordering::Relaxed);
         let mut sequencer = Sequencer {
@@ -255,6 +258,7 @@ impl Sequencer {
         if region.identity().without_workers == WithoutWorkers::Discard {
             sequencer.discarding = Some(sequencer.fold_from_anchor());
         }
+        crash_point!("sequence.taken");
         // Whoever slept through the change of sequencers looks again.
         for bell in [&region.map().bells().workers, &region.map().bells().producers] {
             bell.ring();
@@ -368,6 +372,7 @@ impl Sequencer {
         if reign.state.load(Ordering::Relaxed) == OPEN {
             // ORDERING [C1]: Release; pairs with the Acquire in `Region::state`.
             reign.state.store(state, Ordering::Release);
+            crash_point!("close.closing");
             let mut enqueuer = Enqueuer::new(self.orderer.ticket());
             // It fails only where another close ticket stands, which serves as well.
             let _ = enqueuer.enqueue(&map.tickets(), Ticket::Close, &reign.void_before);

@@ -10,6 +10,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
+use crate::crash_point;
 use crate::error::AttachError;
 use crate::fold::{Corrupt, Fold, Met};
 use crate::fork;
@@ -252,6 +253,7 @@ impl Worker {
         let (follower, digest, first) = start_of(&map.members()[usize::from(seat.index)]);
         let page = map.worker_page(seat.index);
         page.cursor.store(follower.next(), [digest]);
+        crash_point!("join.cursor");
         page.party.begin(seat.generation);
         Ok(Worker {
             released: follower.next(),
@@ -384,6 +386,7 @@ impl Worker {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
             }
+            crash_point!("poll.next");
             let Some(met) = self.fold.step(self.region.map())? else {
                 if self.next() != self.released {
                     self.release();
@@ -423,6 +426,7 @@ impl Worker {
         let map = self.region.map();
         self.released = self.fold.next();
         map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
+        crash_point!("poll.released");
         wait::wake_sequencer(map.bells(), FOR_ROOM);
     }
 
@@ -460,8 +464,10 @@ impl Drop for Worker {
         }
         // What was delivered last counts as done: its borrow has ended.
         self.release();
+        crash_point!("leave.released");
         let (map, bells) = (self.region.map(), self.region.map().bells());
         map.worker_page(self.seat.index).party.leave(self.seat.generation, bells.requests_word());
         wait::wake_sequencer(bells, FOR_WORK);
+        crash_point!("leave.told");
     }
 }

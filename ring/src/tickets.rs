@@ -181,10 +181,12 @@ impl Enqueuer {
                 // ORDERING [T1]: Release; pairs with the Acquire in `peek`. The cells and payloads are written
                 // before. Neither acquire nor an ordering for the failure is needed: nothing is read here.
                 if word.compare_exchange(seen, mine, Ordering::Release, Ordering::Relaxed).is_ok() {
+                    crash_point!("ticket.in");
                     self.next = at.wrapping_add(1);
                     // Never behind a close ticket: the hint must not lead anyone past it.
                     if self.next.is_multiple_of(LINE) && ticket != Ticket::Close {
                         queue.hint.store(self.next, Ordering::Relaxed);
+                        crash_point!("ticket.hint");
                     }
                     return Ok(at);
                 }
