@@ -20,7 +20,7 @@ use seriatim::shared::Stamps;
 use seriatim::{Config, Region};
 use tempfile::TempDir;
 
-use part::{ACKED, CLOSE, CLOSED, END, FINISH, GOAL, LEAVE, PACE, SEEN, SERVING, WORDS};
+use part::{ACKED, CLOSE, CLOSED, END, FINISH, GOAL, LEAVE, PACE, PRODUCER, SEEN, SERVING, WORDS, WORKER};
 
 /// Reached only when something never happens.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -219,6 +219,15 @@ impl Engine {
         self.table.get(CLOSED) != 0
     }
 
+    /// Whether everybody who runs is attached.
+    pub(crate) fn is_complete(&mut self) -> bool {
+        self.running.iter().all(|(who, child)| match who {
+            Who::Producer(i) => self.table.get(PRODUCER + i) == u64::from(child.id()),
+            Who::Worker(i) => self.table.get(WORKER + i) == u64::from(child.id()),
+            _ => true,
+        })
+    }
+
     /// Whether all producers that run have reached a goal.
     pub(crate) fn have_submitted(&self, goal: u64) -> bool {
         self.running.keys().all(|who| !matches!(who, Who::Producer(i) if self.acked(*i) < goal))
@@ -226,6 +235,7 @@ impl Engine {
 
     /// Closes the order, lets everyone end, and checks the stream; how many commands it has.
     pub(crate) fn finish(mut self) -> stream::Checked {
+        self.await_all("everybody is attached", Self::is_complete);
         self.table.set(END, 1);
         self.ask_to_close();
         self.await_all("the order closes", |me| me.is_closed());

@@ -37,7 +37,11 @@ pub(crate) const ACKED: usize = 16;
 pub(crate) const SEEN: usize = 32;
 /// Per worker: not 0 to leave.
 pub(crate) const LEAVE: usize = 48;
-pub(crate) const WORDS: usize = 64;
+/// Per producer: the process that is attached.
+pub(crate) const PRODUCER: usize = 64;
+/// Per worker: the process that has joined.
+pub(crate) const WORKER: usize = 80;
+pub(crate) const WORDS: usize = 96;
 
 const VARIABLE: &str = "SERIATIM_PART";
 /// For whoever waits for an answer: its sequencer may be stopped, or about to be started.
@@ -127,6 +131,7 @@ fn attach(region: &Region, name: &str) -> Producer {
 /// Submits numbered commands from where its predecessor ended, in all the ways there are.
 fn produce(region: &Region, table: &Stamps, me: usize) {
     let mut producer = attach(region, &format!("p{me}"));
+    table.set(PRODUCER + me, std::process::id().into());
     loop {
         let next = producer.next_index();
         let goal = table.get(GOAL);
@@ -178,6 +183,7 @@ fn idle(region: &Region, table: &Stamps) {
 fn work(region: &Region, table: &Stamps, part: &Part) {
     let me = part.index;
     let mut worker = join(region, &format!("w{me}"));
+    table.set(WORKER + me, std::process::id().into());
     let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker);
     loop {
         let deadline = Instant::now() + Duration::from_millis(5);
