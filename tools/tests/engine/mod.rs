@@ -159,16 +159,21 @@ impl Engine {
     ) {
         let started = Instant::now();
         while !happened(self) {
-            let others: Vec<Who> = self.running.keys().copied().filter(|&who| Some(who) != victim).collect();
-            for who in others {
-                if let Some(status) = self.ended(who).filter(|status| !status.success()) {
-                    self.fail(&format!("{who:?} ended: {status}, while waiting until {what}"));
-                }
-            }
+            self.check_others(victim, what);
             if started.elapsed() > PATIENCE {
                 self.fail(&format!("never happened: {what}"));
             }
             thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Nobody but the victim ends by itself.
+    pub(crate) fn check_others(&mut self, victim: Option<Who>, meanwhile: &str) {
+        let others: Vec<Who> = self.running.keys().copied().filter(|&who| Some(who) != victim).collect();
+        for who in others {
+            if let Some(status) = self.ended(who).filter(|status| !status.success()) {
+                self.fail(&format!("{who:?} ended: {status}, while waiting until {meanwhile}"));
+            }
         }
     }
 
@@ -184,8 +189,13 @@ impl Engine {
         );
     }
 
+    /// How many commands each producer submits.
     pub(crate) fn set_goal(&self, commands: u64) {
-        self.table.set(GOAL, commands);
+        (GOAL..WORDS).for_each(|at| self.table.set(at, commands));
+    }
+
+    pub(crate) fn set_goal_of(&self, producer: usize, commands: u64) {
+        self.table.set(GOAL + producer, commands);
     }
 
     pub(crate) fn set_pace(&self, micros: u64) {
@@ -221,11 +231,16 @@ impl Engine {
 
     /// Whether everybody who runs is attached.
     pub(crate) fn is_complete(&mut self) -> bool {
-        self.running.iter().all(|(who, child)| match who {
-            Who::Producer(i) => self.table.get(PRODUCER + i) == u64::from(child.id()),
-            Who::Worker(i) => self.table.get(WORKER + i) == u64::from(child.id()),
+        self.running.keys().all(|&who| self.is_attached(who))
+    }
+
+    /// Whether a process that runs is attached; sequencers and idlers do not say so.
+    pub(crate) fn is_attached(&self, who: Who) -> bool {
+        match who {
+            Who::Producer(i) => self.table.get(PRODUCER + i) == self.pid(who).as_raw() as u64,
+            Who::Worker(i) => self.table.get(WORKER + i) == self.pid(who).as_raw() as u64,
             _ => true,
-        })
+        }
     }
 
     /// Whether all producers that run have reached a goal.

@@ -17,8 +17,6 @@ use super::stream::{Recorder, payload};
 use super::this_program;
 
 // Words of the table that the processes share.
-/// Producers submit until they have as many commands.
-pub(crate) const GOAL: usize = 0;
 /// Not 0: no goal will follow.
 pub(crate) const END: usize = 1;
 /// Not 0: the sequencer closes the order.
@@ -41,7 +39,9 @@ pub(crate) const LEAVE: usize = 48;
 pub(crate) const PRODUCER: usize = 64;
 /// Per worker: the process that has joined.
 pub(crate) const WORKER: usize = 80;
-pub(crate) const WORDS: usize = 96;
+/// Per producer: it submits until it has as many commands.
+pub(crate) const GOAL: usize = 96;
+pub(crate) const WORDS: usize = 112;
 
 const VARIABLE: &str = "SERIATIM_PART";
 /// For whoever waits for an answer: its sequencer may be stopped, or about to be started.
@@ -134,7 +134,7 @@ fn produce(region: &Region, table: &Stamps, me: usize) {
     table.set(PRODUCER + me, std::process::id().into());
     loop {
         let next = producer.next_index();
-        let goal = table.get(GOAL);
+        let goal = table.get(GOAL + me);
         if next >= goal {
             // What a predecessor submitted without living to say so.
             table.set(ACKED + me, next);
