@@ -65,7 +65,9 @@ impl Storm {
 
     /// Kills a process, stopped or not, and starts it again.
     fn kill(&mut self, who: Who) {
-        if matches!(who, Who::Worker(_)) && !self.has_another_worker(who) {
+        if let Who::Worker(worker) = who
+            && !self.is_covered(worker)
+        {
             return;
         }
         self.stopped.retain(|(stopped, _)| *stopped != who);
@@ -78,9 +80,12 @@ impl Storm {
         }
     }
 
-    /// Whether one more worker has joined: what none but the dead received cannot be checked.
-    fn has_another_worker(&self, who: Who) -> bool {
-        (0..WORKERS).map(Who::Worker).any(|other| other != who && self.engine.is_attached(other))
+    /// Whether another worker has joined and gets all that this one has not had: what none but the dead would have
+    /// received cannot be checked.
+    fn is_covered(&self, worker: usize) -> bool {
+        let mut others = (0..WORKERS).filter(|&other| other != worker);
+        let seen = self.engine.seen(worker);
+        others.any(|other| self.engine.is_attached(Who::Worker(other)) && self.engine.first(other) <= seen)
     }
 
     fn stop(&mut self, who: Who) {

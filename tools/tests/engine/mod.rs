@@ -20,7 +20,9 @@ use seriatim::shared::Stamps;
 use seriatim::{Config, Region};
 use tempfile::TempDir;
 
-use part::{ACKED, CLOSE, CLOSED, END, FINISH, GOAL, LEAVE, PACE, PRODUCER, SEEN, SERVING, WORDS, WORKER};
+use part::{
+    ACKED, CLOSE, CLOSED, END, FINISH, FIRST, GOAL, LEAVE, PACE, PRODUCER, SEEN, SERVING, WORDS, WORKER,
+};
 
 /// Reached only when something never happens.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -191,7 +193,7 @@ impl Engine {
 
     /// How many commands each producer submits.
     pub(crate) fn set_goal(&self, commands: u64) {
-        (GOAL..WORDS).for_each(|at| self.table.set(at, commands));
+        (GOAL..GOAL + 16).for_each(|at| self.table.set(at, commands));
     }
 
     pub(crate) fn set_goal_of(&self, producer: usize, commands: u64) {
@@ -205,6 +207,11 @@ impl Engine {
     /// Per-producer index before which every submit has returned.
     pub(crate) fn acked(&self, producer: usize) -> u64 {
         self.table.get(ACKED + producer)
+    }
+
+    /// The first index that is delivered to a worker that is attached.
+    pub(crate) fn first(&self, worker: usize) -> u64 {
+        self.table.get(FIRST + worker)
     }
 
     /// The index that a worker expects next.

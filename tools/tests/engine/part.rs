@@ -39,9 +39,11 @@ pub(crate) const LEAVE: usize = 48;
 pub(crate) const PRODUCER: usize = 64;
 /// Per worker: the process that has joined.
 pub(crate) const WORKER: usize = 80;
+/// Per worker: the first index that is delivered to it.
+pub(crate) const FIRST: usize = 112;
 /// Per producer: it submits until it has as many commands.
 pub(crate) const GOAL: usize = 96;
-pub(crate) const WORDS: usize = 112;
+pub(crate) const WORDS: usize = 128;
 
 const VARIABLE: &str = "SERIATIM_PART";
 /// For whoever waits for an answer: its sequencer may be stopped, or about to be started.
@@ -183,6 +185,7 @@ fn idle(region: &Region, table: &Stamps) {
 fn work(region: &Region, table: &Stamps, part: &Part) {
     let me = part.index;
     let mut worker = join(region, &format!("w{me}"));
+    table.set(FIRST + me, worker.first().get());
     table.set(WORKER + me, std::process::id().into());
     let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker);
     loop {
