@@ -11,7 +11,7 @@ use seriatim_ring::lane::{INLINE, LaneWriter, NoRoom, Room};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
 use seriatim_ring::sync::Ordering;
-use seriatim_ring::tickets::{Enqueuer, Ticket};
+use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::attach::{OnLane, Seat, take_seat};
@@ -147,6 +147,16 @@ pub enum SubmitError {
         low: u64,
         /// What was submitted.
         high: u64,
+    },
+    /// The region's ticket queue cannot be as it is.
+    #[error("damaged region: the turn of ticket {position} is {found}, expected {expected} at least")]
+    DamagedTickets {
+        /// Position of the ticket that was to come.
+        position: u64,
+        /// The turn that is there.
+        found: u32,
+        /// The turn that it has at least.
+        expected: u32,
     },
 }
 
@@ -480,9 +490,14 @@ impl Producer {
         let map = self.region.map();
         let ticket = Ticket::Cells { lane: self.seat.index, count };
         let void_before = &map.control().reign.void_before;
-        if self.enqueuer.enqueue(&map.tickets(), ticket, void_before).is_err() {
+        if let Err(refused) = self.enqueuer.enqueue(&map.tickets(), ticket, void_before) {
             self.writer.abandon();
-            return Err(SubmitError::Closed);
+            return Err(match refused {
+                Refused::Closed => SubmitError::Closed,
+                Refused::Damaged { position, found, expected } => {
+                    SubmitError::DamagedTickets { position, found, expected }
+                }
+            });
         }
         self.writer.commit();
         crash_point!("submit.queued");

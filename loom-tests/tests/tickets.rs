@@ -211,7 +211,10 @@ fn nobody_passes_a_close_ticket() {
                     submitted += 1;
                     outcomes.note("in");
                 }
-                Err(Closed) => outcomes.note("closed"),
+                Err(refused) => {
+                    assert_eq!(refused, Closed);
+                    outcomes.note("closed");
+                }
             }
         }
         assert_eq!(end, start + submitted);
@@ -256,7 +259,10 @@ fn who_passes_a_void_close_ticket_sees_the_order_restored() {
         let room = producer.reserve(8).unwrap();
         producer.fill(&room, 0, &[2]);
         match producer.commit() {
-            Err(Closed) => outcomes.note("closed"),
+            Err(refused) => {
+                assert_eq!(refused, Closed);
+                outcomes.note("closed");
+            }
             Ok(at) => {
                 assert_eq!(at, 2);
                 assert!(has_ordered(entry, 0));

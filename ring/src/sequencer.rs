@@ -14,7 +14,7 @@
 //! page; the anchor moves before the lanes are released behind it.
 
 use crate::control::{Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, Verdict};
-use crate::control::{NameWords, WorkerPage};
+use crate::control::{NameWords, Reign, WorkerPage};
 use crate::event::{self, Event, OWN_LANE};
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
@@ -130,6 +130,7 @@ impl Orderer {
         let (released, ordered) = restored(&s.lanes[usize::from(OWN_LANE)]);
         let own = LaneWriter::resume(&s.own, released, ordered).map_err(Damage::Cell)?;
         crash_point!("takeover.own");
+        check_numbers(s)?;
         window.restore_members(s)?;
         crash_point!("takeover.members");
         let reign = &s.control.reign;
@@ -795,6 +796,7 @@ impl Window {
                 let mut words = [0; event::WORDS];
                 s.own.copy(&entry, &mut words);
                 if let Some(event) = Event::decode(entry.kind, &words) {
+                    check_number(run.number, &event)?;
                     apply(s, &event, run.first.plus(i));
                     crash_point!("takeover.event");
                 }
@@ -815,6 +817,34 @@ impl Window {
             }
         }
         Ok(())
+    }
+}
+
+/// Numbers of parties and epochs are counted up from 1: what is beyond this was not counted.
+const HIGHEST_NUMBER: u64 = 1 << 56;
+
+/// Whether what the sequencer counts on can have been counted.
+fn check_numbers(s: &Shared<'_>) -> Result<(), Damage> {
+    let Reign { epoch, next_producer, next_member, .. } = &*s.control.reign;
+    for (field, number) in
+        [("epoch", epoch), ("next producer number", next_producer), ("next member number", next_member)]
+    {
+        within(field, 0, number.load(Ordering::Relaxed))?;
+    }
+    Ok(())
+}
+
+fn within(field: &'static str, of: u64, found: u64) -> Result<(), Damage> {
+    let limit = HIGHEST_NUMBER;
+    if found > limit { Err(Damage::Field { field, of, found, limit }) } else { Ok(()) }
+}
+
+/// Whether an event of run `run` has a number that can have been given.
+fn check_number(run: u64, event: &Event) -> Result<(), Damage> {
+    match *event {
+        Event::Joined { number, .. } | Event::Left { number, .. } => within("member number", run, number),
+        Event::Attached { number, .. } => within("producer number", run, number),
+        Event::Fenced { .. } | Event::Opened { .. } | Event::Closed { .. } => Ok(()),
     }
 }
 

@@ -77,7 +77,7 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("party", "left") | ("leave", _) => &[Leave],
         ("close", _) => &[Close],
         ("takeover" | "sequence", _) => &[TakeOver],
-        ("wake", _) => &[Submit, Serve, Leave],
+        ("wake", _) => &[Submit, Serve],
         ("create", _) => &[Create],
         _ => &[],
     }
@@ -107,9 +107,9 @@ impl fmt::Display for Trial {
     }
 }
 
-/// Commands of each producer before the victim meets its point, and after.
+/// Commands of each producer before the victim meets its point, and more of them, as often as it takes.
 const BEFORE: u64 = 60;
-const AFTER: u64 = 90;
+const MORE: u64 = 30;
 
 impl Trial {
     fn crash(&self) -> String {
@@ -138,22 +138,21 @@ impl Trial {
         self.set_up(&mut engine);
         self.provoke(&mut engine);
         if self.stop {
-            engine.await_but(Some(victim), "the victim stops", |e| e.is_stopped(victim));
-            self.go_on_without(&mut engine);
+            let has_stopped = |e: &mut Engine| e.is_stopped(victim);
+            let goal = self.await_victim(&mut engine, "the victim stops", has_stopped);
+            self.go_on_without(&mut engine, goal);
             engine.signal(victim, Signal::SIGCONT);
         } else {
-            engine.await_but(Some(victim), "the victim is killed", |e| e.has_crashed(victim));
+            self.await_victim(&mut engine, "the victim is killed", |e| e.has_crashed(victim));
             engine.start(victim, None);
         }
         if self.scene == Scene::Leave {
             engine.ask_to_leave(2, false);
         }
-        if self.scene != Scene::Close {
-            engine.set_goal(AFTER);
-            engine.await_all("everything is submitted", |e| e.have_submitted(AFTER));
-        }
+        let goal = engine.goal() + if self.scene == Scene::Close { 0 } else { MORE };
+        engine.set_goal(goal);
+        engine.await_all("everything is submitted", |e| e.have_submitted(goal));
         let checked = engine.finish();
-        let goal = if self.scene == Scene::Close { BEFORE } else { AFTER };
         assert_eq!(checked.commands, 3 * goal, "{self}");
         assert!(checked.compared > checked.commands && checked.joins > 0, "{self}: {checked:?}");
         checked.commands
@@ -238,23 +237,43 @@ impl Trial {
         let only = Who::Worker(0);
         engine.await_all("everybody is at work", |e| e.seen(0) > 20 && e.have_submitted(1));
         engine.signal(only, Signal::SIGSTOP);
-        engine.set_goal(AFTER);
+        engine.set_goal(BEFORE + MORE);
         engine.await_all("the ring is full behind it", |e| {
             let snapshot = e.region().snapshot();
-            snapshot.tickets_waiting > 0 && snapshot.held_by.is_some()
+            // Also all that it passed is freed already, so that its death gives no room.
+            let is_freed = snapshot.workers.first().is_some_and(|w| w.next == snapshot.anchor);
+            snapshot.tickets_waiting > 0 && snapshot.held_by.is_some() && is_freed
         });
         engine.kill(only);
         engine.start(only, None);
     }
 
+    /// Waits for the victim to meet its point, with more commands as long as it does not; the goal then.
+    fn await_victim(
+        &self,
+        engine: &mut Engine,
+        what: &str,
+        mut ended: impl FnMut(&mut Engine) -> bool,
+    ) -> u64 {
+        engine.await_but(Some(self.victim()), what, |e| {
+            let goal = e.goal();
+            if e.have_submitted(goal) && matches!(self.scene, Scene::Submit | Scene::Serve | Scene::Work) {
+                e.set_goal(goal + MORE);
+            }
+            ended(e)
+        });
+        engine.goal()
+    }
+
     /// What the others do while the victim stands still.
-    fn go_on_without(&self, engine: &mut Engine) {
+    fn go_on_without(&self, engine: &mut Engine, goal: u64) {
         let victim = self.victim();
         if self.scene == Scene::Submit {
             // Nobody waits for a producer.
-            engine.set_goal(AFTER);
+            let goal = goal + MORE;
+            engine.set_goal(goal);
             engine.await_but(Some(victim), "the others submit everything", |e| {
-                e.acked(0) == AFTER && e.acked(1) == AFTER
+                e.acked(0) == goal && e.acked(1) == goal
             });
             return;
         }

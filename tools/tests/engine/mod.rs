@@ -196,6 +196,10 @@ impl Engine {
         (GOAL..GOAL + 16).for_each(|at| self.table.set(at, commands));
     }
 
+    pub(crate) fn goal(&self) -> u64 {
+        self.table.get(GOAL)
+    }
+
     pub(crate) fn set_goal_of(&self, producer: usize, commands: u64) {
         self.table.set(GOAL + producer, commands);
     }
