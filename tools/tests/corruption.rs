@@ -21,7 +21,7 @@ use engine::{Random, seed};
 use seriatim::shared::Stamps;
 use seriatim::{
     AttachOptions, Config, JoinOptions, Observer, Producer, Region, Sequencer, SequencerConfig,
-    SequencerError, Worker, inspect,
+    SequencerError, WithoutWorkers, Worker, inspect,
 };
 
 const PART: &str = "SERIATIM_DAMAGE";
@@ -160,6 +160,13 @@ fn images(folder: &Path) -> Vec<Vec<u8>> {
     let path = folder.join("new");
     drop(Region::create(&path, &config()).unwrap());
     images.push(fs::read(&path).unwrap());
+    let path = folder.join("discarding");
+    let region = Region::create(&path, &config().without_workers(WithoutWorkers::Discard)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut producer = Producer::attach(&region, "p0").unwrap();
+    (0..40).for_each(|n| drop(producer.submit(n, &[n as u8; 60]).unwrap()));
+    images.push(fs::read(&path).unwrap());
+    drop((producer, sequencer));
     for life in 0..4 {
         let path = folder.join(format!("life-{life}"));
         let region = Region::create(&path, &config()).unwrap();
@@ -270,6 +277,16 @@ fn use_it(random: &mut Random, region: &Region) {
     receive();
 }
 
+/// Overwrites all of a page.
+fn flood(random: &mut Random, image: &mut [u8]) {
+    let page = 1 + random.below(image.len() as u64 / 4096 - 1);
+    let small = random.below(2) == 0;
+    for word in image[page as usize * 4096..][..4096].chunks_exact_mut(8) {
+        let new = if small { random.below(1 << 40) } else { random.next() };
+        word.copy_from_slice(&new.to_le_bytes());
+    }
+}
+
 /// Overwrites a few aligned words, most of them where something is written there.
 fn damage(random: &mut Random, image: &mut [u8]) {
     // Half of the seeds leave the lanes and the workers alone, where much of what lies there is of no consequence.
@@ -279,6 +296,9 @@ fn damage(random: &mut Random, image: &mut [u8]) {
         let at = at as usize * 8;
         u64::from_le_bytes(image[at..at + 8].try_into().unwrap())
     };
+    if random.below(10) == 0 {
+        return flood(random, image);
+    }
     for _ in 0..1 + random.below(10) {
         let mut at = first + random.below(words - first);
         // A word of zeroes is passed over, most of the time.
