@@ -10,6 +10,7 @@ use seriatim_ring::control::{Answer, Party, Verdict};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
 
+use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::liveness::{Lock, Role};
 use crate::name::Name;
@@ -119,9 +120,14 @@ pub(crate) fn take_seat<K: Kind>(
                 refuse_if_taken::<K>(region, index, name)?;
                 continue;
             };
+            crash_point!("attach.locked");
             let generation = ask::<K>(region, index, name);
+            crash_point!("attach.asked");
             match await_answer::<K>(region, index, generation, deadline) {
-                Some(Verdict::Granted) => return Ok(Seat { index, generation, _lock: lock }),
+                Some(Verdict::Granted) => {
+                    crash_point!("attach.granted");
+                    return Ok(Seat { index, generation, _lock: lock });
+                }
                 Some(Verdict::NameTaken) => return Err(name_taken::<K>(region, name)),
                 Some(Verdict::Busy) => was_busy = true,
                 None if region.check().is_err() => return Err(lost(region)),
@@ -175,6 +181,7 @@ fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
     let Process { pid, started } = Process::this();
     party.pid.store(pid.into(), Ordering::Relaxed);
     party.started.store(started, Ordering::Relaxed);
+    crash_point!("attach.written");
     let generation = party.ask(bells.requests_word());
     wait::wake_sequencer(bells, FOR_WORK);
     generation

@@ -124,9 +124,13 @@
 //! Linux only, on machines with pages of 4 KiB.
 #![cfg_attr(not(test), warn(clippy::unwrap_used))]
 
+use seriatim_ring::crash_point;
+
 pub mod affinity;
 mod attach;
 mod config;
+#[cfg(feature = "crash-points")]
+pub mod crash;
 mod error;
 mod error_log;
 mod fold;

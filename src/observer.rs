@@ -17,6 +17,7 @@ use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::file::RegionLost;
 use crate::region::layout::Part;
+use crate::region::map::Map;
 use crate::wait::{self, Idle, Wait};
 use crate::worker::{Command, Event};
 
@@ -86,8 +87,9 @@ impl Observer {
         if region.is_writable() {
             region.make_writable("an observer", &[Part::Bells])?;
         }
-        let (next, run) = newest(region);
         let map = region.map();
+        // In a damaged region what the cursor says is all there is; following it meets the damage.
+        let (next, run) = newest(map).unwrap_or_else(|| published(map.control()));
         Ok(Observer {
             next,
             next_run: run,
@@ -180,7 +182,7 @@ impl Observer {
             Some(run) => run,
             None => match self.region.map().order().observe(self.next_run) {
                 Look::Pending => return Ok(Found::Nothing),
-                Look::Lapped => return Ok(self.catch_up()),
+                Look::Lapped => return self.catch_up(),
                 Look::Here(run) => run,
             },
         };
@@ -254,29 +256,35 @@ impl Observer {
     }
 
     /// The next run is gone: goes on at the newest.
-    fn catch_up(&mut self) -> Found {
-        let from = self.next;
-        let (next, run) = newest(&self.region);
+    fn catch_up(&mut self) -> Result<Found, Corrupt> {
+        let (from, map) = (self.next, self.region.map());
+        let lost = || {
+            let (expected, run) = (self.next_run, published(map.control()).1);
+            Corrupt { seq: from, field: "published run", found: run, expected }
+        };
+        let (next, run) = newest(map).ok_or_else(lost)?;
         self.next = next.max(from);
         self.next_run = run;
         self.owners = owners(self.region.map());
         self.missed += self.next.since(from);
-        Found::Missed { from, to: self.next }
+        Ok(Found::Missed { from, to: self.next })
     }
 }
 
-/// The next index and the number of the run that will hold it.
-fn newest(region: &Region) -> (Seq, u64) {
-    let map = region.map();
-    loop {
+/// Looks for the newest run before the region counts as damaged: each failure takes a sequencer that came round
+/// the whole ring between two loads.
+const LOOKS: usize = 1 << 12;
+
+/// The next index and the number of the run that will hold it; `None` in a region where the run that was
+/// published last is not there.
+fn newest(map: &Map) -> Option<(Seq, u64)> {
+    (0..LOOKS).find_map(|_| {
         let (next, run) = published(map.control());
-        let Some(last) = run.checked_sub(1) else { return (next, 0) };
+        let Some(last) = run.checked_sub(1) else { return Some((next, 0)) };
         match map.order().observe(last) {
-            Look::Here(last) => return (last.end(), run),
-            // The sequencer came round: what it publishes now is further on.
-            Look::Lapped => {}
-            // A cursor without its run: a damaged region; what it says is all there is.
-            Look::Pending => return (next, run),
+            Look::Here(last) => Some((last.end(), run)),
+            // The sequencer came round, and what it publishes now is further on.
+            Look::Lapped | Look::Pending => None,
         }
-    }
+    })
 }

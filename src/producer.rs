@@ -11,10 +11,11 @@ use seriatim_ring::lane::{INLINE, LaneWriter, NoRoom, Room};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
 use seriatim_ring::sync::Ordering;
-use seriatim_ring::tickets::{Enqueuer, Ticket};
+use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::attach::{OnLane, Seat, take_seat};
+use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fork;
 use crate::liveness::Role;
@@ -154,6 +155,16 @@ pub enum SubmitError {
         /// What was submitted.
         high: u64,
     },
+    /// The region's ticket queue cannot be as it is.
+    #[error("damaged region: the turn of ticket {position} is {found}, expected {expected} at least")]
+    DamagedTickets {
+        /// Position of the ticket that was to come.
+        position: u64,
+        /// The turn that is there.
+        found: u32,
+        /// The turn that it has at least.
+        expected: u32,
+    },
 }
 
 /// Where a command has its place.
@@ -271,6 +282,7 @@ impl Producer {
             let path = region.path().into();
             AttachError::Damaged { path, field: bad.field, found: bad.found, limit: bad.limit }
         })?;
+        crash_point!("attach.resumed");
         let base = entry.base.load(Ordering::Relaxed);
         let next = ordered.wrapping_sub(base);
         Ok(Producer {
@@ -490,6 +502,7 @@ impl Producer {
         let room = self.reserve(payload.len())?;
         let map = self.region.map();
         payload::write(map, self.seat.index, &room, payload);
+        crash_point!("submit.payload");
         self.writer.fill(&map.lane(self.seat.index), &room, kind, payload_digest(payload));
         Ok(())
     }
@@ -506,12 +519,19 @@ impl Producer {
         let map = self.region.map();
         let ticket = Ticket::Cells { lane: self.seat.index, count };
         let void_before = &map.control().reign.void_before;
-        if self.enqueuer.enqueue(&map.tickets(), ticket, void_before).is_err() {
+        if let Err(refused) = self.enqueuer.enqueue(&map.tickets(), ticket, void_before) {
             self.writer.abandon();
-            return Err(SubmitError::Closed);
+            return Err(match refused {
+                Refused::Closed => SubmitError::Closed,
+                Refused::Damaged { position, found, expected } => {
+                    SubmitError::DamagedTickets { position, found, expected }
+                }
+            });
         }
         self.writer.commit();
+        crash_point!("submit.queued");
         wait::wake_sequencer(map.bells(), FOR_WORK);
+        crash_point!("submit.done");
         Ok(first..first + u64::from(count))
     }
 

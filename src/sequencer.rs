@@ -20,6 +20,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::affinity::{self, PinError};
 use crate::config::WithoutWorkers;
+use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::error_log::ErrorCode;
 use crate::fold::Fold;
@@ -364,12 +365,14 @@ impl Sequencer {
     }
 
     fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
+        crash_point!("sequence.locked");
         let lost = |source| SequencerError::Lost { path: region.path().into(), source };
         region.check().map_err(lost)?;
         let reign = &region.map().control().reign;
         let Process { pid, started } = Process::this();
         reign.pid.store(pid, Ordering::Relaxed);
         reign.started.store(started, Ordering::Relaxed);
+        crash_point!("sequence.named");
         let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
         let epoch = reign.epoch.load(Ordering::Relaxed);
         let mut sequencer = Sequencer {
@@ -396,6 +399,7 @@ impl Sequencer {
         if epoch > 1 {
             region.record(ErrorCode::TakenOver, "sequencer", "took over from a former one", epoch);
         }
+        crash_point!("sequence.taken");
         // Whoever slept through the change of sequencers looks again.
         for bell in [&region.map().bells().workers, &region.map().bells().producers] {
             bell.ring();
@@ -546,6 +550,7 @@ impl Sequencer {
         if reign.state.load(Ordering::Relaxed) == OPEN {
             // ORDERING [C1]: Release; pairs with the Acquire in `Region::state`.
             reign.state.store(state, Ordering::Release);
+            crash_point!("close.closing");
             let mut enqueuer = Enqueuer::new(self.orderer.ticket());
             // It fails only where another close ticket stands, which serves as well.
             let _ = enqueuer.enqueue(&map.tickets(), Ticket::Close, &reign.void_before);

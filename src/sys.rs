@@ -229,3 +229,10 @@ pub(crate) fn close(fd: i32) {
     // SAFETY: the caller owns the descriptor or, in a forked child, nobody uses it.
     unsafe { libc::close(fd) };
 }
+
+/// Sends this thread a signal: when the call returns, it has been acted upon.
+#[cfg(feature = "crash-points")]
+pub(crate) fn raise(signal: libc::c_int) {
+    // SAFETY: plain number.
+    unsafe { libc::raise(signal) };
+}

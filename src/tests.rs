@@ -965,3 +965,75 @@ fn a_region_is_removed_through_a_link_and_not_the_link_instead_of_it() {
     assert!(!path.exists() && link.symlink_metadata().is_ok());
     assert!(matches!(Region::remove(&link).unwrap_err(), RemoveError::Attach(AttachError::NotFound { .. })));
 }
+
+/// A region with more runs behind it than its ring holds.
+fn well_used() -> Desk {
+    let mut desk = Desk::new(&Config::new().order_slots(8).lane_cells(8).lane_bytes(512));
+    let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+    for n in 0..20 {
+        producer.submit(n, b"x").unwrap();
+        desk.turn();
+        drain(&mut worker);
+        desk.sequencer.poll(1).unwrap();
+    }
+    desk
+}
+
+#[test]
+fn an_observer_does_not_look_for_ever_for_a_run_that_is_not_there() {
+    use seriatim_ring::sync::Ordering::Relaxed;
+    let desk = well_used();
+    let published = &desk.region.map().control().published;
+    let runs = published.run.load(Relaxed);
+    let mut early = Observer::attach(&desk.region).unwrap();
+    for damaged in [1, runs - 9, runs + 1, u64::MAX] {
+        published.run.store(damaged, Relaxed);
+        let mut observer = Observer::attach(&desk.region).unwrap();
+        let bounded = (0..100).take_while(|_| matches!(observer.poll(), Ok(Some(_)))).count();
+        assert!(bounded < 100, "published run {damaged}");
+        assert!(!matches!(early.poll(), Ok(Some(_))), "published run {damaged}");
+    }
+    published.run.store(1, Relaxed);
+    let error = Observer::attach(&desk.region).unwrap().poll().unwrap_err();
+    assert_eq!((error.field, error.found), ("published run", 1));
+}
+
+#[test]
+fn numbers_that_nobody_can_have_counted_are_refused_at_a_takeover() {
+    use seriatim_ring::sync::Ordering::Relaxed;
+    for which in 0..3 {
+        let Desk { region, sequencer } = well_used();
+        drop(sequencer);
+        let reign = &region.map().control().reign;
+        let (word, name) = [
+            (&reign.epoch, "epoch"),
+            (&reign.next_producer, "next producer number"),
+            (&reign.next_member, "next member number"),
+        ][which];
+        word.store(u64::MAX, Relaxed);
+        let error = Sequencer::open(&region).unwrap_err();
+        assert!(
+            matches!(error, SequencerError::Damaged { field, found: u64::MAX, .. } if field == name),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_event_with_a_number_that_nobody_can_have_is_refused_at_a_takeover() {
+    use seriatim_ring::lane::Room;
+    for kind in [1, 2, 3] {
+        let mut desk = Desk::new(&tiny());
+        let _worker = desk.worker("w");
+        let _producer = desk.producer("p");
+        let Desk { region, sequencer } = desk;
+        drop(sequencer);
+        let lane = region.map().lane(0);
+        let entry = lane.read(0).unwrap();
+        let room = Room { cell: 0, len: entry.len, place: entry.place };
+        lane.write(&room, &[1, u64::MAX, 0, 1, 0, 0, 0]);
+        seriatim_ring::lane::LaneWriter::resume(&lane, 0, 0).unwrap().fill(&lane, &room, kind, 0);
+        let error = Sequencer::open(&region).unwrap_err();
+        assert!(matches!(error, SequencerError::Damaged { found: u64::MAX, .. }), "{error}");
+    }
+}

@@ -8,7 +8,7 @@ use seriatim_ring::control::Bells;
 use seriatim_ring::sync::spin;
 use seriatim_ring::wake::{Bell, FOR_WORK, Seen, made_true};
 
-use crate::sys;
+use crate::{crash_point, sys};
 
 /// What a party does while it has to wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,6 +125,7 @@ pub(crate) fn sleep(
 pub(crate) fn wake(bell: &Bell, level: u32) {
     if bell.is_announced(level) {
         bell.ring();
+        crash_point!("wake.rung");
         sys::futex_wake_all(bell.word());
     }
 }

@@ -13,6 +13,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
+use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
 use crate::fold::{Corrupt, Fold, Met, read_own};
@@ -323,6 +324,7 @@ impl Worker {
         let page = map.worker_page(seat.index);
         page.cursor.store(follower.next(), [digest]);
         options.policy.store(&page.policy);
+        crash_point!("join.cursor");
         page.party.begin(seat.generation);
         Ok(Worker {
             released: follower.next(),
@@ -521,6 +523,7 @@ impl Worker {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
             }
+            crash_point!("poll.next");
             let step = self.fold.step_as::<CHECK>(self.region.map());
             let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
                 if self.next() != self.released {
@@ -585,6 +588,7 @@ impl Worker {
         let map = self.region.map();
         self.released = self.fold.next();
         map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
+        crash_point!("poll.released");
         wait::wake_sequencer(map.bells(), FOR_ROOM);
     }
 
@@ -634,8 +638,10 @@ impl Drop for Worker {
         }
         // What was delivered last counts as done: its borrow has ended.
         self.release();
+        crash_point!("leave.released");
         let (map, bells) = (self.region.map(), self.region.map().bells());
         map.worker_page(self.seat.index).party.leave(self.seat.generation, bells.requests_word());
         wait::wake_sequencer(bells, FOR_WORK);
+        crash_point!("leave.told");
     }
 }

@@ -7,7 +7,7 @@ use seriatim_loom_tests::{Outcomes, Traced, model};
 use seriatim_ring::control::LaneEntry;
 use seriatim_ring::sequencer::{Orderer, has_ordered};
 use seriatim_ring::sync::{AtomicU64, Ordering};
-use seriatim_ring::tickets::{Closed, Enqueuer, Ticket, Tickets};
+use seriatim_ring::tickets::{Closed, Enqueuer, Refused, Ticket, Tickets};
 use std::sync::Arc;
 
 /// A queue on its own.
@@ -37,12 +37,12 @@ impl Queue {
         Tickets::new(&self.hint, &self.words)
     }
 
-    fn enqueue(&self, me: &mut Enqueuer, lane: u16, count: u32) -> Result<u64, Closed> {
+    fn enqueue(&self, me: &mut Enqueuer, lane: u16, count: u32) -> Result<u64, Refused> {
         me.enqueue(&self.tickets(), Ticket::Cells { lane, count }, &self.void)
     }
 
     /// What a producer does: fills its place, then queues it. Lane and count say which place that is.
-    fn submit(&self, me: &mut Enqueuer, lane: u16, count: u32) -> Result<u64, Closed> {
+    fn submit(&self, me: &mut Enqueuer, lane: u16, count: u32) -> Result<u64, Refused> {
         self.places.write(u64::from(lane) * 4 + u64::from(count));
         self.enqueue(me, lane, count)
     }
@@ -211,7 +211,10 @@ fn nobody_passes_a_close_ticket() {
                     submitted += 1;
                     outcomes.note("in");
                 }
-                Err(Closed) => outcomes.note("closed"),
+                Err(refused) => {
+                    assert_eq!(refused, Closed);
+                    outcomes.note("closed");
+                }
             }
         }
         assert_eq!(end, start + submitted);
@@ -256,7 +259,10 @@ fn who_passes_a_void_close_ticket_sees_the_order_restored() {
         let room = producer.reserve(8).unwrap();
         producer.fill(&room, 0, &[2]);
         match producer.commit() {
-            Err(Closed) => outcomes.note("closed"),
+            Err(refused) => {
+                assert_eq!(refused, Closed);
+                outcomes.note("closed");
+            }
             Ok(at) => {
                 assert_eq!(at, 2);
                 assert!(has_ordered(entry, 0));

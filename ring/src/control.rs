@@ -369,7 +369,9 @@ impl Party {
         let generation = (self.request.load(Ordering::Relaxed) + 1) & (u64::MAX >> 8);
         // ORDERING [J1]: Release; pairs with the Acquire in `request`. Who sees the request sees name and pid.
         self.request.store(generation, Ordering::Release);
+        crash_point!("party.asked");
         tell(requests);
+        crash_point!("party.told");
         generation
     }
 
@@ -384,6 +386,7 @@ impl Party {
         // ORDERING [J3]: Release; pairs with the Acquire in `has_begun`. Who sees that it has begun sees a
         // cursor of this generation.
         self.begun.store(generation, Ordering::Release);
+        crash_point!("party.begun");
     }
 
     /// Whether the cursor in this page is that of `generation`.
@@ -397,6 +400,7 @@ impl Party {
     pub fn leave(&self, generation: u64, requests: &AtomicU32) {
         // ORDERING [J4]: Release; pairs with the Acquire in `has_left`: its last cursor is visible.
         self.left.store(generation, Ordering::Release);
+        crash_point!("party.left");
         tell(requests);
     }
 

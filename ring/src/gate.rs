@@ -41,9 +41,11 @@ impl<const N: usize> Snapshot<N> {
         for (place, value) in self.values[which as usize].iter().zip(values) {
             place.store(value, Ordering::Relaxed);
         }
+        crash_point!("snapshot.values");
         // ORDERING [G1]: Release; pairs with the Acquire in `position` and `load`. Whoever sees the position
         // sees its values, and all that the owner read before it is done.
         self.word.store(at.get() << 1 | which, Ordering::Release);
+        crash_point!("snapshot.word");
     }
 
     /// The position alone.

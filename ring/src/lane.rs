@@ -378,7 +378,9 @@ impl LaneWriter {
         };
         self.head = self.head.wrapping_add(1);
         self.claim(lane);
+        crash_point!("lane.claimed");
         lane.cell(room.cell).place.store(position, Ordering::Relaxed);
+        crash_point!("lane.placed");
         Ok(room)
     }
 
@@ -461,6 +463,7 @@ impl LaneWriter {
         let cell = lane.cell(room.cell);
         cell.head.store(u64::from(room.len) | u64::from(kind) << 32, Ordering::Relaxed);
         cell.digest.store(digest, Ordering::Relaxed);
+        crash_point!("lane.filled");
     }
 
     /// What was reserved has its ticket in.

@@ -21,6 +21,7 @@
 //! | [`errors`] | what went wrong and how often, written by all |
 //! | [`digest`] | one history, one number |
 //! | [`wake`] | announce, look again, sleep, wake |
+//! | [`crash`] | places where a test lets a process die |
 //! | [`seq`], [`pad`], [`sync`] | a place in the order; a value on lines of its own; the atomics |
 //! | [`algorithm`] | why it is correct, step by step |
 //!
@@ -70,11 +71,15 @@
 //! Two of them are doubled by a fence that another pair needs at the same place, so that a model sees only both
 //! missing: G2's fence stands before the word of G1 and before every release of a lane (L1), and K1's fence after
 //! an event stands before the state of C1.
-#![cfg_attr(not(any(loom, test)), no_std)]
+#![cfg_attr(not(any(loom, test, feature = "crash-points")), no_std)]
 #![forbid(unsafe_code)]
 
-#[cfg(loom)]
+#[cfg(any(loom, feature = "crash-points"))]
 extern crate std;
+
+// First, so that its macro is known to the rest.
+#[macro_use]
+pub mod crash;
 
 pub mod algorithm;
 pub mod control;

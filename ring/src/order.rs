@@ -122,14 +122,17 @@ impl<'a> Order<'a> {
         // ORDERING [R2]: pairs with the acquire fence in `observe`. An observer that reads one of the new words
         // finds at its second look that the old commit word is gone.
         fence(Ordering::Release);
+        crash_point!("order.invalidated");
         slot.first.store(run.first.get(), Ordering::Relaxed);
         let what =
             u64::from(run.lane) << LANE_SHIFT | u64::from(run.count) << COUNT_SHIFT | u64::from(run.ticket);
         slot.what.store(what, Ordering::Relaxed);
         slot.cell.store(run.cell, Ordering::Relaxed);
+        crash_point!("order.words");
         // ORDERING [R1]: Release; pairs with the Acquire in `read` and `observe`. Whoever sees the commit word
         // sees the descriptor and, through T1, the cells and payloads of the run.
         slot.commit.store(run.number.wrapping_add(1), Ordering::Release);
+        crash_point!("order.committed");
     }
 
     /// The run with this number, if it is published. For readers whose gate keeps it in the ring, and for the

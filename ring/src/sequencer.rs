@@ -14,7 +14,7 @@
 //! page; the anchor moves before the lanes are released behind it.
 
 use crate::control::{Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, Verdict};
-use crate::control::{NameWords, WorkerPage};
+use crate::control::{NameWords, Reign, WorkerPage};
 use crate::event::{self, Event, OWN_LANE};
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
@@ -122,12 +122,17 @@ impl Orderer {
     /// at whatever instruction. The caller holds the sequencer's lock.
     pub fn take_over(s: &Shared<'_>) -> Result<Self, Damage> {
         let window = Window::find(s)?;
+        crash_point!("takeover.found");
         window.restore_lanes(s)?;
+        crash_point!("takeover.lanes");
         let restored =
             |lane: &LaneEntry| (lane.released.load(Ordering::Relaxed), lane.ordered.load(Ordering::Relaxed));
         let (released, ordered) = restored(&s.lanes[usize::from(OWN_LANE)]);
         let own = LaneWriter::resume(&s.own, released, ordered).map_err(Damage::Cell)?;
+        crash_point!("takeover.own");
+        check_numbers(s)?;
         window.restore_members(s)?;
+        crash_point!("takeover.members");
         let reign = &s.control.reign;
         let epoch = reign.epoch.load(Ordering::Relaxed) + 1;
         // A predecessor that is gone does not store: the set that is chosen is whole.
@@ -144,15 +149,20 @@ impl Orderer {
             unannounced: (epoch > 1).then_some(epoch),
         };
         taken.settle(s);
+        crash_point!("takeover.settled");
         // It may have died between the anchor and the releases.
         taken.release_again(s, anchor, digest);
+        crash_point!("takeover.freed");
         // Relaxed: the two stores that follow hand it over.
         reign.epoch.store(epoch, Ordering::Relaxed);
+        crash_point!("takeover.epoch");
         // ORDERING [T2]: Release; pairs with the Acquire in `is_void`: who passes an old close ticket sees all
         // that was restored here, and the new epoch.
         reign.void_before.store(s.tickets.tail(taken.ticket), Ordering::Release);
+        crash_point!("takeover.void");
         // ORDERING [C1]: Release; pairs with the Acquire in `Reign::state`.
         reign.state.store(OPEN, Ordering::Release);
+        crash_point!("takeover.open");
         Ok(taken)
     }
 
@@ -301,6 +311,7 @@ impl Orderer {
         // ORDERING [O1]: Release; pairs with the Acquire in `has_ordered`: who sees its cell ordered finds the
         // run in the ring, or a later one in its slot.
         entry.ordered.store(cell.wrapping_add(u64::from(count)), Ordering::Release);
+        crash_point!("publish.ordered");
         self.next = run.end();
         self.next_run = self.next_run.wrapping_add(1);
         self.settled = false;
@@ -316,11 +327,14 @@ impl Orderer {
         self.settled = true;
         let published = &s.control.published;
         published.run.store(self.next_run, Ordering::Relaxed);
+        crash_point!("settle.run");
         // ORDERING [P1]: Release; pairs with the Acquire in `published`: who sees an index published finds its
         // run in the ring.
         published.next.store(self.next.get(), Ordering::Release);
+        crash_point!("settle.next");
         // ORDERING [K1]: Release; for a successor: no ticket counts as consumed whose run is not in the ring.
         published.consumed.store(self.ticket, Ordering::Release);
+        crash_point!("settle.consumed");
     }
 
     /// Whether the order ring has a slot, freeing if it seems to have none.
@@ -359,12 +373,14 @@ impl Orderer {
         let end = self.run_of(s, to);
         // The anchor moves first: a newcomer of a later epoch must find what the anchor promises.
         s.control.anchor.store(to, [digest, end]);
+        crash_point!("free.anchor");
         for number in self.freed_run..=end {
             // The run that holds `to` may be partly passed; the next run is not there.
             let Look::Here(run) = s.order.read(number) else { break };
             let passed = to.since(run.first).min(u64::from(run.count));
             if let Some(entry) = s.lanes.get(usize::from(run.lane)) {
                 release_lane(entry, run.cell.wrapping_add(passed));
+                crash_point!("free.released");
             }
         }
         self.freed_run = end;
@@ -406,12 +422,14 @@ impl Orderer {
         s.own.write(&room, &words);
         self.own.fill(&s.own, &room, kind, event::digest(&words));
         self.own.commit();
+        crash_point!("event.written");
         let seq = self.next;
         self.publish(s, OWN_LANE, entry, 1);
         self.settle(s);
         // ORDERING [K1]: for a successor: what the event does to the control page is stored after it is in the
         // order.
         fence(Ordering::Release);
+        crash_point!("event.ordered");
         Some(seq)
     }
 
@@ -427,9 +445,11 @@ impl Orderer {
             let number = entry.number.load(Ordering::Relaxed);
             self.append(s, &Event::Fenced { lane, number, count: count.into() });
             entry.fenced.store(1, Ordering::Relaxed);
+            crash_point!("reject.fenced");
         } else {
             self.skip_ticket();
             self.settle(s);
+            crash_point!("skip.settled");
         }
         Some(())
     }
@@ -444,6 +464,7 @@ impl Orderer {
         let end = self.append(s, &Event::Closed { epoch });
         // ORDERING [C1]: Release; see `take_over`.
         s.control.reign.state.store(CLOSED, Ordering::Release);
+        crash_point!("close.closed");
         end
     }
 
@@ -471,6 +492,7 @@ impl Orderer {
                 return;
             }
             member.former.store(0, Ordering::Relaxed);
+            crash_point!("announce.former");
         }
         let (number, name) = (member.number.load(Ordering::Relaxed), member.name.load());
         let state = member.state.load(Ordering::Relaxed);
@@ -478,9 +500,11 @@ impl Orderer {
         if state == LIVE && !known {
             if let Some(seq) = self.append(s, &Event::Joined { slot, number, name }) {
                 member.joined.store(seq.get() + 1, Ordering::Relaxed);
+                crash_point!("announce.joined");
             }
         } else if state == GONE && (!known || self.append(s, &Event::Left { slot, number, name }).is_some()) {
             member.state.store(FREE, Ordering::Relaxed);
+            crash_point!("announce.left");
         }
     }
 
@@ -508,19 +532,23 @@ impl Orderer {
         let (anchor, [digest, run]) = s.control.anchor.load()?;
         let number = take_number(&s.control.reign.next_member);
         member.number.store(number, Ordering::Relaxed);
+        crash_point!("join.numbered");
         member.generation.store(generation, Ordering::Relaxed);
         member.start.store(anchor.get(), Ordering::Relaxed);
         member.start_digest.store(digest, Ordering::Relaxed);
         member.start_run.store(run, Ordering::Relaxed);
         member.joined.store(0, Ordering::Relaxed);
         member.name.store(name);
+        crash_point!("join.described");
         // From here on it gates, at the anchor until it begins.
         // ORDERING [K1]: Release; for a successor: a member that is live has a start.
         member.state.store(LIVE, Ordering::Release);
+        crash_point!("join.live");
         self.announce_member(s, slot, member);
         let joined = member.joined.load(Ordering::Relaxed).checked_sub(1).filter(|_| !alone);
         let first = joined.map_or(anchor, Seq::new);
         member.first.store(first.get(), Ordering::Relaxed);
+        crash_point!("join.first");
         member.answer.give(generation, Verdict::Granted);
         Some(first)
     }
@@ -532,7 +560,9 @@ impl Orderer {
         if member.is_live() {
             // What it passed last still counts, above all if it was the only one.
             self.free(s);
+            crash_point!("drop.freed");
             member.state.store(GONE, Ordering::Relaxed);
+            crash_point!("drop.gone");
         }
     }
 
@@ -543,8 +573,10 @@ impl Orderer {
         let entry = &s.lanes[usize::from(lane)];
         if entry.awaiting.load(Ordering::Relaxed) != generation {
             entry.awaited.store(s.tickets.tail(self.ticket), Ordering::Relaxed);
+            crash_point!("admit.awaited");
             // ORDERING [K1]: Release; for a successor: who awaits something knows what.
             entry.awaiting.store(generation, Ordering::Release);
+            crash_point!("admit.awaiting");
         }
         if (self.ticket.wrapping_sub(entry.awaited.load(Ordering::Relaxed)) as i64) < 0 {
             return None;
@@ -555,6 +587,7 @@ impl Orderer {
         } else {
             self.hand_over(s, lane, entry, name)?
         };
+        crash_point!("admit.decided");
         entry.answer.give(generation, verdict);
         Some(verdict)
     }
@@ -590,19 +623,25 @@ fn make_way(member: &MemberEntry) {
         member.former_name.store(member.name.load());
         // ORDERING [K1]: Release; for a successor: who is kept here has a name.
         member.former.store(member.number.load(Ordering::Relaxed), Ordering::Release);
+        crash_point!("way.kept");
     }
     // ORDERING [K1]: Release; for a successor: who was in a free slot is kept above, or need not be.
     member.state.store(FREE, Ordering::Release);
+    crash_point!("way.free");
 }
 
 /// The lane belongs to the producer from here on.
 fn own_lane(s: &Shared<'_>, entry: &LaneEntry, number: u64, base: u64, name: NameWords) {
     let next = &s.control.reign.next_producer;
     next.store(next.load(Ordering::Relaxed).max(number + 1), Ordering::Relaxed);
+    crash_point!("owner.next");
     entry.number.store(number, Ordering::Relaxed);
+    crash_point!("owner.number");
     entry.base.store(base, Ordering::Relaxed);
+    crash_point!("owner.base");
     entry.fenced.store(0, Ordering::Relaxed);
     entry.name.store(name);
+    crash_point!("owner.named");
 }
 
 fn take_number(next: &crate::sync::AtomicU64) -> u64 {
@@ -724,6 +763,7 @@ impl Window {
             if (end.wrapping_sub(entry.ordered.load(Ordering::Relaxed)) as i64) > 0 {
                 // ORDERING [O1]: Release; see `Orderer::publish`. Its predecessor's run is in the ring.
                 entry.ordered.store(end, Ordering::Release);
+                crash_point!("takeover.lane");
             }
         }
         for (lane, entry) in s.lanes.iter().enumerate() {
@@ -756,7 +796,9 @@ impl Window {
                 let mut words = [0; event::WORDS];
                 s.own.copy(&entry, &mut words);
                 if let Some(event) = Event::decode(entry.kind, &words) {
+                    check_number(run.number, &event)?;
                     apply(s, &event, run.first.plus(i));
+                    crash_point!("takeover.event");
                 }
             }
         }
@@ -775,6 +817,34 @@ impl Window {
             }
         }
         Ok(())
+    }
+}
+
+/// Numbers of parties and epochs are counted up from 1: what is beyond this was not counted.
+const HIGHEST_NUMBER: u64 = 1 << 56;
+
+/// Whether what the sequencer counts on can have been counted.
+fn check_numbers(s: &Shared<'_>) -> Result<(), Damage> {
+    let Reign { epoch, next_producer, next_member, .. } = &*s.control.reign;
+    for (field, number) in
+        [("epoch", epoch), ("next producer number", next_producer), ("next member number", next_member)]
+    {
+        within(field, 0, number.load(Ordering::Relaxed))?;
+    }
+    Ok(())
+}
+
+fn within(field: &'static str, of: u64, found: u64) -> Result<(), Damage> {
+    let limit = HIGHEST_NUMBER;
+    if found > limit { Err(Damage::Field { field, of, found, limit }) } else { Ok(()) }
+}
+
+/// Whether an event of run `run` has a number that can have been given.
+fn check_number(run: u64, event: &Event) -> Result<(), Damage> {
+    match *event {
+        Event::Joined { number, .. } | Event::Left { number, .. } => within("member number", run, number),
+        Event::Attached { number, .. } => within("producer number", run, number),
+        Event::Fenced { .. } | Event::Opened { .. } | Event::Closed { .. } => Ok(()),
     }
 }
 

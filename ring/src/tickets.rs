@@ -16,7 +16,7 @@
 //! ends a cache line, and only ever believed forwards, so that an old value stored by a producer that was
 //! stopped for long makes nobody go back.
 //!
-//! A *close* ticket ends the order: it takes no cells, whoever meets it gets [`Closed`], and nobody passes it
+//! A *close* ticket ends the order: it takes no cells, whoever meets it gets [`Refused::Closed`], and nobody passes it
 //! until a later sequencer has declared it void. Nobody skips it either: a producer looks at each slot between
 //! its hint and the end, and all hints come from tickets that were enqueued, so none lies behind it.
 
@@ -73,9 +73,27 @@ fn turn_of(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// The order is closed: a close ticket stands where this one would have gone.
+/// A ticket did not go in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Closed;
+pub enum Refused {
+    /// The order is closed: a close ticket stands where this one would have gone.
+    Closed,
+    /// A word of the queue is of an earlier turn than it can be: the region is damaged.
+    Damaged {
+        /// The position of the ticket that was to come.
+        position: u64,
+        /// The turn of the word.
+        found: u32,
+        /// The turn that it has at least.
+        expected: u32,
+    },
+}
+
+pub use Refused::Closed;
+
+/// Looks at a word that seems older than it can be, before it counts as damaged. Stores become visible long before;
+/// a model has its own bound.
+const STALE_LOOKS: u32 = if cfg!(loom) { u32::MAX } else { 1 << 16 };
 
 /// The queue, on borrowed words. Their number is a power of two.
 #[derive(Clone, Copy, Debug)]
@@ -168,8 +186,9 @@ impl Enqueuer {
         queue: &Tickets<'_>,
         ticket: Ticket,
         void_before: &AtomicU64,
-    ) -> Result<u64, Closed> {
+    ) -> Result<u64, Refused> {
         let mut at = self.next;
+        let mut stale = 0;
         loop {
             let before = queue.turn_before(at);
             let word = queue.word(at);
@@ -181,10 +200,12 @@ impl Enqueuer {
                 // ORDERING [T1]: Release; pairs with the Acquire in `peek`. The cells and payloads are written
                 // before. Neither acquire nor an ordering for the failure is needed: nothing is read here.
                 if word.compare_exchange(seen, mine, Ordering::Release, Ordering::Relaxed).is_ok() {
+                    crash_point!("ticket.in");
                     self.next = at.wrapping_add(1);
                     // Never behind a close ticket: the hint must not lead anyone past it.
                     if self.next.is_multiple_of(LINE) && ticket != Ticket::Close {
                         queue.hint.store(self.next, Ordering::Relaxed);
+                        crash_point!("ticket.hint");
                     }
                     return Ok(at);
                 }
@@ -196,7 +217,12 @@ impl Enqueuer {
                 }
                 at = skip_to_hint(queue, there.wrapping_add(1));
             } else {
-                // A relaxed load may be older than what this producer saw before: look again.
+                // A relaxed load may be older than what this producer saw before: look again, but not for ever,
+                // for the place to begin at came from the region.
+                stale += 1;
+                if stale > STALE_LOOKS {
+                    return Err(Refused::Damaged { position: at, found: turn_of(seen), expected: before });
+                }
                 spin();
             }
         }
@@ -305,5 +331,13 @@ mod tests {
         let ticket = cells(MAX_LANES as u16 - 1, MAX_COUNT);
         assert_eq!(Ticket::decode(ticket.encode(u32::MAX)), ticket);
         assert_eq!(turn_of(ticket.encode(u32::MAX)), u32::MAX);
+    }
+
+    #[test]
+    fn a_place_to_begin_that_nobody_came_to_is_damage() {
+        let (words, hint, void) = (words(4), AtomicU64::new(0), AtomicU64::new(0));
+        let queue = Tickets::new(&hint, &words);
+        let refused = Enqueuer::new(40).enqueue(&queue, cells(1, 1), &void);
+        assert_eq!(refused, Err(Refused::Damaged { position: 40, found: 0, expected: 10 }));
     }
 }

@@ -30,7 +30,9 @@ fn labels(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn only_the_facade_names_atomics() {
-    for (file, text) in sources().into_iter().filter(|(file, _)| file != "sync.rs") {
+    // The hook of the crash points exists in builds for tests only, and may use what they have.
+    let apart = ["sync.rs", "crash.rs"];
+    for (file, text) in sources().into_iter().filter(|(file, _)| !apart.contains(&file.as_str())) {
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !is_comment(line)) {
             let forbidden = ["sync::atomic", "loom::", "UnsafeCell", "std::", "alloc::"];
             for word in forbidden {

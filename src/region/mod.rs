@@ -18,6 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use seriatim_ring::Seq;
 
 use crate::config::Config;
+use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
 use crate::sys;
@@ -67,6 +68,8 @@ impl Region {
     /// A value out of range, a name that exists, a file system without the room (then nothing is left), or a
     /// system call that fails.
     pub fn create(path: impl AsRef<Path>, config: &Config) -> Result<Region, CreateError> {
+        #[cfg(feature = "crash-points")]
+        crate::crash::arm();
         let path = std::path::absolute(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
         let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
         if path.symlink_metadata().is_ok() {
@@ -79,6 +82,7 @@ impl Region {
             io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.clone() },
             _ => io_error(&path, "name")(e),
         })?;
+        crash_point!("create.named");
         let file = new.file.try_clone().map_err(io_error(&path, "open"))?;
         Self::open_new(file, path, identity, layout)
     }
@@ -127,6 +131,8 @@ impl Region {
     }
 
     fn open(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
+        #[cfg(feature = "crash-points")]
+        crate::crash::arm();
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         let (file, writable) = open_file(&path, for_writing)?;
         let header = read_header(&file).map_err(AttachError::io(&path, "read"))?;
@@ -299,11 +305,13 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         }
         _ => io_error(path, "reserve the pages of")(e),
     })?;
+    crash_point!("create.reserved");
     let map = Map::new(file, layout, true).map_err(io_error(path, "map"))?;
     if config.pretouch {
         map.populate().map_err(io_error(path, "touch the pages of"))?;
     }
     map.control().start_at(Seq::new(config.first_index), 0);
+    crash_point!("create.formatted");
     let uuid = |which| sys::kernel_uuid(which).map(Uuid).map_err(io_error(path, "draw a number for"));
     let identity = Identity {
         version: VERSION,
@@ -316,6 +324,7 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         file_bytes: layout.total,
     };
     file.write_all_at(&identity.encode(), 0).map_err(io_error(path, "write the header of"))?;
+    crash_point!("create.header");
     if let Some(gid) = config.group {
         sys::set_group(file, gid).map_err(io_error(path, "set the group of"))?;
     }

@@ -11,7 +11,7 @@ use seriatim_ring::lane::{Cell, Entry, Lane, LaneWriter, NoRoom, Owner, Room};
 use seriatim_ring::order::{Fault, Follower, Look, Order, Slot};
 use seriatim_ring::sequencer::{Orderer, Shared, start_of};
 use seriatim_ring::sync::{AtomicU64, Ordering};
-use seriatim_ring::tickets::{Closed, Enqueuer, Ticket, Tickets};
+use seriatim_ring::tickets::{Enqueuer, Refused, Ticket, Tickets};
 
 /// How much of everything. All but `producers` and `workers` are powers of two.
 #[derive(Clone, Copy, Debug)]
@@ -192,7 +192,7 @@ impl<'a> Producer<'a> {
     }
 
     /// Queues one ticket for all that is filled; its position.
-    pub fn commit(&mut self) -> Result<u64, Closed> {
+    pub fn commit(&mut self) -> Result<u64, Refused> {
         let ticket = Ticket::Cells { lane: self.number, count: self.writer.reserved() };
         let void = &self.memory.control.reign.void_before;
         let at = self.enqueuer.enqueue(&self.memory.queue(), ticket, void)?;

@@ -220,7 +220,8 @@ impl<'a, H: Host> World<'a, H> {
                 let written = oracle.written.drain(..);
                 oracle.queued.extend(written);
             }
-            Err(Closed) => {
+            Err(refused) => {
+                assert_eq!(refused, Closed);
                 assert!(self.close_queued, "closed by nobody");
                 producer.writer.abandon();
                 oracle.written.clear();
