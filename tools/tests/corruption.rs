@@ -164,7 +164,9 @@ fn images(folder: &Path) -> Vec<Vec<u8>> {
     let region = Region::create(&path, &config().without_workers(WithoutWorkers::Discard)).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let mut producer = Producer::attach(&region, "p0").unwrap();
-    (0..40).for_each(|n| drop(producer.submit(n, &[n as u8; 60]).unwrap()));
+    for n in 0..40 {
+        producer.submit(n, &[n as u8; 60]).unwrap();
+    }
     images.push(fs::read(&path).unwrap());
     drop((producer, sequencer));
     for life in 0..4 {
