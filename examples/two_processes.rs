@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::{env, fs, process};
 
-use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, SubmitError, Worker};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -38,9 +38,12 @@ fn lead() -> Result<()> {
     let mut here = Worker::join(&region, "parent")?;
     let mut producer = Producer::attach(&region, "controller")?;
     for n in 0..COMMANDS {
-        producer.submit(ADD, &n.to_le_bytes())?;
-        // Whoever submits and works on one thread must also work, or its own gate would keep it waiting.
-        while here.poll()?.is_some() {}
+        // Whoever submits and works on one thread must not wait for room, which its own gate may keep: it works.
+        while let Err(error) = producer.try_submit(ADD, &n.to_le_bytes()) {
+            let SubmitError::Full(_) = error else { return Err(error.into()) };
+            while here.poll()?.is_some() {}
+            std::thread::yield_now();
+        }
     }
     // The end comes after all that was submitted.
     let closing = std::thread::spawn(move || sequencer.close());

@@ -352,7 +352,9 @@ impl Producer {
         self.attempt(kind, payload).map_err(|error| self.name_culprit(error))
     }
 
-    /// Submits a command, waiting for room as long as it takes.
+    /// Submits a command, waiting for room as long as it takes. Not for a thread that has a [`Worker`](crate::Worker)
+    /// as well: that one's gate may be what keeps the room, and would for ever. Such a thread tries, and polls its
+    /// worker when there is no room.
     ///
     /// # Errors
     /// As [`try_submit`](Self::try_submit), but never [`SubmitError::Full`].

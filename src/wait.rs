@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use crossbeam_utils::Backoff;
 use seriatim_ring::control::Bells;
 use seriatim_ring::sync::spin;
 use seriatim_ring::wake::{Bell, FOR_WORK, Seen, made_true};
@@ -53,10 +54,9 @@ impl FromStr for Wait {
     }
 }
 
-/// Looks with a pause between them, before a party yields.
-const SPINS: u32 = 64;
-/// Looks with a yield between them, before a party sleeps.
-const YIELDS: u32 = 32;
+/// Looks with a yield between them before a party sleeps, after those that the back-off makes: it pauses for 1, 2,
+/// 4 … 64 instructions, then yields a few times.
+const YIELDS: u32 = 28;
 /// Nobody sleeps longer than this without a look, whatever happened to its waker. In tests so long that a
 /// wake-up that was lost shows.
 pub(crate) const LONGEST_SLEEP: Duration =
@@ -70,32 +70,35 @@ pub(crate) static LOST: std::sync::atomic::AtomicU64 = std::sync::atomic::Atomic
 #[derive(Debug)]
 pub(crate) struct Idle {
     wait: Wait,
-    looks: u32,
+    backoff: Backoff,
+    yields: u32,
 }
 
 impl Idle {
     pub(crate) fn new(wait: Wait) -> Self {
-        Idle { wait, looks: 0 }
+        Idle { wait, backoff: Backoff::new(), yields: 0 }
     }
 
     /// There was something to do: start again.
     pub(crate) fn reset(&mut self) {
-        self.looks = 0;
+        self.backoff.reset();
+        self.yields = 0;
     }
 
     /// One step of waiting; `true` if it is time to sleep, which is then the caller's to do.
     pub(crate) fn step(&mut self) -> bool {
-        if self.wait == Wait::Spin || self.looks < SPINS {
-            self.looks = self.looks.saturating_add(1);
-            spin();
-            return false;
+        match self.wait {
+            // Not the back-off's spinning: it looks ever more seldom, up to a microsecond late.
+            Wait::Spin => spin(),
+            Wait::Yield => self.backoff.snooze(),
+            Wait::Park if !self.backoff.is_completed() => self.backoff.snooze(),
+            Wait::Park if self.yields < YIELDS => {
+                self.yields += 1;
+                std::thread::yield_now();
+            }
+            Wait::Park => return true,
         }
-        if self.wait == Wait::Yield || self.looks < SPINS + YIELDS {
-            self.looks = self.looks.saturating_add(1);
-            std::thread::yield_now();
-            return false;
-        }
-        true
+        false
     }
 }
 
@@ -171,12 +174,13 @@ mod tests {
     #[test]
     fn only_parking_comes_to_sleep() {
         let mut park = Idle::new(Wait::Park);
-        assert!((0..SPINS + YIELDS).all(|_| !park.step()) && park.step());
+        let looks = (0..1000).take_while(|_| !park.step()).count();
+        assert!((YIELDS as usize + 1..1000).contains(&looks) && park.step());
         park.reset();
         assert!(!park.step());
         for wait in [Wait::Spin, Wait::Yield] {
             let mut idle = Idle::new(wait);
-            assert!((0..2 * (SPINS + YIELDS)).all(|_| !idle.step()));
+            assert!((0..1000).all(|_| !idle.step()));
         }
     }
 }
