@@ -118,7 +118,7 @@ impl Observer {
     /// # Errors
     /// [`Corrupt`] for something in the order that cannot be.
     pub fn poll(&mut self) -> Result<Option<Observed<'_>>, Corrupt> {
-        if fork::is_disturbed() {
+        if fork::is_disturbed() && self.region.check_if_hit().is_err() {
             self.check()?;
         }
         let found = self.find()?;

@@ -561,7 +561,7 @@ impl Producer {
     /// Whether this process may use the producer, and the region is whole.
     #[cold]
     fn check(&self) -> Result<(), SubmitError> {
-        if fork::is_child() { Err(SubmitError::Forked) } else { Ok(self.region.check()?) }
+        if fork::is_child() { Err(SubmitError::Forked) } else { Ok(self.region.check_if_hit()?) }
     }
 
     /// What a lack of room means, with the culprit yet to be found. Asks the sequencer to look at the gates.

@@ -459,7 +459,10 @@ impl Sequencer {
         if fork::is_child() {
             return Err(SequencerError::Forked);
         }
-        self.look_at_file = false;
+        if !std::mem::take(&mut self.look_at_file) && self.region.check_if_hit().is_ok() {
+            // What faulted was another region.
+            return Ok(());
+        }
         let path = || self.region.path().to_path_buf();
         self.region.check().map_err(|source| SequencerError::Lost { path: path(), source })?;
         let file = self.region.file_state();

@@ -21,6 +21,10 @@ use crate::worker::WorkerPolicy;
 /// A worker that stalls again is not named again before so many times the threshold have passed.
 const QUIET: u64 = 10;
 
+/// The longest time between two looks that counts against a worker. What is more was spent with the sequencer
+/// itself at a standstill (stopped, frozen, without a core): then the worker may have been, too.
+const LOOK_NS: u64 = 100_000_000;
+
 /// What the sequencer remembers of the workers' moves.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
@@ -31,8 +35,8 @@ pub(crate) struct Watch {
     /// When that was last so.
     pressed_ns: Option<u64>,
     stall: Option<Stall>,
-    /// Stalls are not said before this.
-    quiet_until_ns: u64,
+    /// When the last look was.
+    looked_ns: Option<u64>,
 }
 
 /// Where one worker stood.
@@ -42,7 +46,11 @@ struct Progress {
     number: u64,
     at: Seq,
     since_ns: u64,
+    /// How long it was seen to stand there.
+    stood_ns: u64,
     lag: u64,
+    /// Its stalls are not said before this.
+    quiet_until_ns: u64,
     /// It was to be killed, whether or not that was possible.
     doomed: bool,
 }
@@ -72,7 +80,7 @@ impl Watch {
     }
 
     pub(crate) fn stall_after(&mut self, time: Duration) {
-        self.after_ns = time.as_nanos() as u64;
+        self.after_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
 
     /// Somebody found no room, if `wanted`.
@@ -89,11 +97,12 @@ impl Watch {
             self.pressed_ns = Some(now_ns);
         }
         let next = published(map.control()).0;
+        let passed_ns = self.looked_ns.replace(now_ns).map_or(0, |last| (now_ns - last).min(LOOK_NS));
         self.members.resize(map.members().len(), Progress::default());
         let pages = map.members().iter().zip(map.worker_pages());
         for (progress, (member, page)) in self.members.iter_mut().zip(pages) {
-            progress.update(member, page, next, now_ns);
-            if progress.should_die(member, page, now_ns) {
+            progress.update(member, page, next, now_ns, passed_ns);
+            if progress.should_die(member, page) {
                 progress.doomed = true;
                 kill(region, &Stuck::of(member, page), progress.lag);
             }
@@ -110,11 +119,14 @@ impl Watch {
         if is_there && progress.at == of.at && progress.lag > 0 {
             return;
         }
-        let how = if is_there { "moves again" } else { "is gone, the order moves again" };
+        let how = if is_there { "moves again" } else { "is gone" };
         let took = Duration::from_nanos(now_ns - since_ns).as_secs_f64();
         tracing::warn!("worker {:?} (slot {slot}, pid {}) {how} after {took:.1} s", of.name, of.process.pid);
         self.stall = None;
-        self.quiet_until_ns = now_ns.saturating_add(self.after_ns.saturating_mul(QUIET));
+        if is_there {
+            let quiet_ns = self.after_ns.saturating_mul(QUIET);
+            self.members[slot].quiet_until_ns = now_ns.saturating_add(quiet_ns);
+        }
     }
 
     /// Says that the slowest worker keeps others waiting, if it does and that was not said.
@@ -122,8 +134,8 @@ impl Watch {
         let live = self.members.iter().enumerate().filter(|(_, progress)| progress.number > 0);
         let Some((slot, slowest)) = live.min_by_key(|(_, progress)| progress.at) else { return };
         let waited_for = slowest.lag > 0 && self.pressed_ns.is_some_and(|at| at > slowest.since_ns);
-        let is_long = now_ns - slowest.since_ns >= self.after_ns;
-        if !waited_for || !is_long || self.stall.is_some() || now_ns < self.quiet_until_ns {
+        let is_long = slowest.stood_ns >= self.after_ns;
+        if !waited_for || !is_long || self.stall.is_some() || now_ns < slowest.quiet_until_ns {
             return;
         }
         let map = region.map();
@@ -143,7 +155,8 @@ impl Watch {
 }
 
 impl Progress {
-    fn update(&mut self, member: &MemberEntry, page: &WorkerPage, next: Seq, now_ns: u64) {
+    /// Notes where the worker stands, `passed_ns` after the look before.
+    fn update(&mut self, member: &MemberEntry, page: &WorkerPage, next: Seq, now_ns: u64, passed_ns: u64) {
         if !member.is_live() {
             *self = Progress::default();
             return;
@@ -152,20 +165,23 @@ impl Progress {
         // A cursor that claims more than there is has nothing to do, as far as it can be believed.
         let lag = if at < next { next.since(at) } else { 0 };
         if lag == 0 || number != self.number || at != self.at {
-            *self = Progress { number, at, since_ns: now_ns, lag, doomed: false };
+            let quiet_until_ns = if number == self.number { self.quiet_until_ns } else { 0 };
+            *self = Progress { number, at, since_ns: now_ns, quiet_until_ns, ..Progress::default() };
+        } else {
+            self.stood_ns = self.stood_ns.saturating_add(passed_ns);
         }
         self.lag = lag;
         member.moved_ns.store(self.since_ns, Ordering::Relaxed);
     }
 
-    fn should_die(&self, member: &MemberEntry, page: &WorkerPage, now_ns: u64) -> bool {
+    fn should_die(&self, member: &MemberEntry, page: &WorkerPage) -> bool {
         if self.lag == 0 || self.doomed || !page.party.has_begun(member.generation.load(Ordering::Relaxed)) {
             return false;
         }
         match WorkerPolicy::load(&page.policy) {
             WorkerPolicy::Gate => false,
             WorkerPolicy::KillAfter { lag, time } => {
-                self.lag >= lag && u128::from(now_ns - self.since_ns) >= time.as_nanos()
+                self.lag >= lag && u128::from(self.stood_ns) >= time.as_nanos()
             }
         }
     }
@@ -221,6 +237,12 @@ mod tests {
         (region, sequencer, attaching.join().unwrap())
     }
 
+    /// Looks as often as a sequencer does, from one second to another.
+    fn look(watch: &mut Watch, region: &Region, seconds: std::ops::RangeInclusive<u64>) {
+        let (from, to) = (seconds.start() * SECOND, seconds.end() * SECOND);
+        (from..=to).step_by(LOOK_NS as usize).for_each(|now_ns| watch.look(region, now_ns));
+    }
+
     fn count(region: &Region, code: ErrorCode) -> u64 {
         region.errors().records.iter().filter(|record| record.code == code).map(|record| record.count).sum()
     }
@@ -229,33 +251,53 @@ mod tests {
     fn a_stall_is_said_once_when_somebody_waits_for_long_enough() {
         let (region, _sequencer, mut worker) = stuck(WorkerPolicy::Gate);
         let mut watch = Watch::new(Duration::from_secs(1));
-        watch.look(&region, SECOND);
-        watch.look(&region, 10 * SECOND);
+        look(&mut watch, &region, 1..=10);
         assert_eq!(count(&region, ErrorCode::Stalled), 0, "nobody waits for it");
         watch.press(true);
-        for second in 11..20 {
-            watch.look(&region, second * SECOND);
-        }
+        look(&mut watch, &region, 11..=20);
         assert_eq!(count(&region, ErrorCode::Stalled), 1);
         assert!(watch.stall.is_some());
         while worker.poll().unwrap().is_some() {}
-        watch.look(&region, 20 * SECOND);
+        watch.look(&region, 21 * SECOND);
         assert!(watch.stall.is_none());
         assert_eq!(count(&region, ErrorCode::Stalled), 1);
+        assert_eq!(watch.members[0].quiet_until_ns, 31 * SECOND);
     }
 
     #[test]
-    fn a_stall_ends_with_its_worker_and_is_not_said_again_at_once() {
-        let (region, mut sequencer, worker) = stuck(WorkerPolicy::Gate);
+    fn time_in_which_the_sequencer_stood_still_counts_against_nobody() {
+        let policy = WorkerPolicy::KillAfter { lag: 1, time: Duration::from_secs(5) };
+        let (region, _sequencer, _worker) = stuck(policy);
         let mut watch = Watch::new(Duration::from_secs(1));
-        watch.look(&region, SECOND);
+        watch.press(true);
+        for hour in 1..10 {
+            watch.look(&region, hour * 3600 * SECOND);
+        }
+        assert_eq!(count(&region, ErrorCode::Killed) + count(&region, ErrorCode::Stalled), 0);
+    }
+
+    #[test]
+    fn a_stall_ends_with_its_worker_and_the_next_one_is_named_at_once() {
+        let (region, mut sequencer, worker) = stuck(WorkerPolicy::Gate);
+        let other = thread::spawn({
+            let region = region.clone();
+            move || Worker::join(&region, "other").unwrap()
+        });
+        while !other.is_finished() {
+            sequencer.poll(16).unwrap();
+        }
+        let _other = other.join().unwrap();
+        let mut watch = Watch::new(Duration::from_secs(1));
+        watch.press(true);
+        look(&mut watch, &region, 1..=3);
         watch.press(true);
         watch.look(&region, 3 * SECOND);
-        assert!(watch.stall.is_some());
+        assert_eq!(watch.stall.map(|stall| stall.slot), Some(0));
         drop(worker);
         sequencer.poll(16).unwrap();
         watch.look(&region, 4 * SECOND);
-        assert!(watch.stall.is_none() && watch.quiet_until_ns == 14 * SECOND);
+        assert_eq!(watch.stall.map(|stall| stall.slot), Some(1));
+        assert_eq!(count(&region, ErrorCode::Stalled), 2);
     }
 
     #[test]
@@ -264,11 +306,9 @@ mod tests {
         let (region, _sequencer, _worker) = stuck(policy);
         assert_eq!(region.snapshot().workers[0].policy, policy);
         let mut watch = Watch::new(Duration::from_secs(1));
-        watch.look(&region, SECOND);
-        watch.look(&region, 5 * SECOND);
+        look(&mut watch, &region, 1..=5);
         assert_eq!(count(&region, ErrorCode::Killed), 0, "too early");
-        watch.look(&region, 6 * SECOND);
-        watch.look(&region, 7 * SECOND);
+        look(&mut watch, &region, 6..=7);
         assert_eq!(count(&region, ErrorCode::Killed), 1);
         let killed = &region.errors().records[0];
         assert!(killed.what.contains("is this process"), "{killed}");

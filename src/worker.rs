@@ -544,7 +544,7 @@ impl Worker {
     /// Whether this process may use the worker, and the region is whole.
     #[cold]
     fn check(&self) -> Result<(), WorkerError> {
-        if fork::is_child() { Err(WorkerError::Forked) } else { Ok(self.region.check()?) }
+        if fork::is_child() { Err(WorkerError::Forked) } else { Ok(self.region.check_if_hit()?) }
     }
 
     /// What is damaged because the file was shortened is not the fault of who wrote it.

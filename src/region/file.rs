@@ -116,6 +116,12 @@ impl Region {
         self.check_length(self.file_state())
     }
 
+    /// As [`check`](Self::check), but asks the kernel only if an access to this region has faulted: for handles that
+    /// learn that one has, in whatever region.
+    pub(crate) fn check_if_hit(&self) -> Result<(), RegionLost> {
+        if self.map().is_hit() { self.check() } else { Ok(()) }
+    }
+
     /// Guards this process against a shortened file: an access to what is gone finds zeroes instead of ending the
     /// process by SIGBUS, and the handles of the region return [`RegionLost::Truncated`] from their next call on.
     /// A payload that is read at that very moment may read as zeroes, too; workers that

@@ -800,3 +800,18 @@ fn a_full_disk_is_named_with_the_file_and_the_worker_leaves() {
     full.end().with(2).saying(&["/dev/full", "No space left"]);
     eventually("it gates no more", || stat(&region)["gate"] == Value::Null);
 }
+
+#[test]
+fn tail_ends_when_nobody_serves_a_region_that_has_lost_its_name() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut sequencer = sequence(&region);
+    let mut tail = Running::start(&mut seriatim(&["tail", &region]));
+    eventually("it looks", || {
+        run_with(&["submit", &region, "--name", "p"], b"a\n").with(0);
+        tail.has_output()
+    });
+    fs::remove_file(&region).unwrap();
+    sequencer.signal(Signal::SIGKILL);
+    tail.end().with(2).saying(&["unlinked", "nobody serves it"]);
+}

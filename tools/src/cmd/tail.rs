@@ -4,8 +4,8 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
-use seriatim::{Event, Observed, Observer, Region, State};
+use anyhow::{Result, ensure};
+use seriatim::{Event, FileState, Observed, Observer, Region, Snapshot, State};
 
 use crate::Outcome;
 use crate::open;
@@ -42,6 +42,7 @@ impl Args {
         let mut observer = Observer::attach(&region)?;
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let mut left = self.count.unwrap_or(u64::MAX);
+        let mut forlorn = 0;
         while left > 0 && !stop.asked() {
             let seen = match see(observer.poll()?, &mut out)? {
                 Seen::Nothing => {
@@ -53,6 +54,10 @@ impl Args {
             match seen {
                 Seen::Command => left -= 1,
                 Seen::Nothing if is_over(&region, &observer) => break,
+                Seen::Nothing if is_forlorn(&region) => {
+                    forlorn += 1;
+                    ensure!(forlorn < FORLORN, "region {}: nobody serves it any more", region.file_state());
+                }
                 Seen::End => break,
                 Seen::Nothing | Seen::Other => {}
             }
@@ -60,6 +65,15 @@ impl Args {
         out.flush()?;
         Ok(Outcome::Done)
     }
+}
+
+/// Ticks for which nobody serves a region that nobody can find before it is given up: a standby may take over.
+const FORLORN: u32 = 5;
+
+/// Whether nobody serves the region and its path no longer leads to it.
+fn is_forlorn(region: &Region) -> bool {
+    let alive = |snapshot: Snapshot| snapshot.sequencer.is_some_and(|party| party.alive);
+    region.file_state() != FileState::Here && !alive(region.snapshot())
 }
 
 /// Whether the order is closed and there is nothing left to see: the end may be among what was missed.
