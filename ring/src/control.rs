@@ -366,7 +366,8 @@ impl Party {
     /// generation of the request.
     pub fn ask(&self, requests: &AtomicU32) -> u64 {
         // 56 bits of it fit beside a verdict: more attaches than a region can see.
-        let generation = (self.request.load(Ordering::Relaxed) + 1) & (u64::MAX >> 8);
+        // A damaged one may be the highest there is; 0 is nobody's.
+        let generation = (self.request.load(Ordering::Relaxed).wrapping_add(1) & (u64::MAX >> 8)).max(1);
         // ORDERING [J1]: Release; pairs with the Acquire in `request`. Who sees the request sees name and pid.
         self.request.store(generation, Ordering::Release);
         crash_point!("party.asked");
@@ -540,3 +541,21 @@ const _: () = {
     assert!(size_of::<WorkerPage>() == 4096 && size_of::<LanePage>() == 4096);
     assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
 };
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_request_is_followed_by_one_that_can_be_answered() {
+        for damaged in [u64::MAX, u64::MAX >> 8, (u64::MAX >> 8) - 1, 0] {
+            let (party, requests) = (Party::new(), AtomicU32::new(0));
+            party.request.store(damaged, Ordering::Relaxed);
+            let generation = party.ask(&requests);
+            assert!(generation > 0 && generation == party.request());
+            let answer = Answer::new();
+            answer.give(generation, Verdict::Busy);
+            assert_eq!(answer.get(generation), Some(Verdict::Busy));
+        }
+    }
+}
