@@ -101,12 +101,12 @@
 //!   there. Who attaches under its name goes on at [`next_index`](Producer::next_index), see [`Attached`].
 //! - A **worker** that dies gates for some 20 ms more; then its [`Event::Left`] is in the order. Who joins under its
 //!   name is a newcomer, with the digest of all that came before.
-//! - The **sequencer**'s death stops the order, and loses nothing. The next [`Sequencer::open`] goes on at the next
-//!   index.
+//! - The **sequencer**'s death stops the order, and loses nothing. A standby ([`Sequencer::wait_to_open`]) or the next
+//!   [`Sequencer::open`] goes on at the next index.
 //! - A machine that starts anew leaves regions that are refused ([`AttachError::OtherBoot`]): there is no journal.
 //!
-//! A process that forks while it is attached keeps its parties' locks alive in the child: start children before, or
-//! by [`std::process::Command`], whose `exec` closes them.
+//! A forked child neither keeps its parent's locks nor releases anything of its parent's: a handle that is used there
+//! is an error.
 //!
 //! # Digests
 //!
