@@ -1,0 +1,244 @@
+//! What a sequencer does between runs: frees, lets in who asks, drops the gates of those who left or died, sleeps.
+
+use std::time::{Duration, Instant};
+
+use seriatim_ring::control::{GONE, MemberEntry, Verdict};
+use seriatim_ring::order::Follower;
+use seriatim_ring::sequencer::{Shared, gate};
+use seriatim_ring::sync::Ordering;
+use seriatim_ring::wake::FOR_ROOM;
+
+use super::{Sequencer, SequencerError};
+use crate::error_log::ErrorCode;
+use crate::fold::Fold;
+use crate::fork;
+use crate::liveness::Role;
+use crate::name::Name;
+use crate::region::Region;
+use crate::region::file::FileState;
+use crate::sys;
+use crate::wait;
+
+/// How long a worker that died can gate before the kernel is asked about it.
+const HOUSEKEEPING: Duration = Duration::from_millis(20);
+/// How often the path of the region is looked at.
+const FILE_LOOKS: Duration = Duration::from_secs(1);
+/// Turns between two looks at the clock.
+const TURNS_A_LOOK: u32 = 64;
+
+impl Sequencer {
+    /// Whether this process may go on, and the region's file is as it was; says once what became of it.
+    #[cold]
+    pub(super) fn check_file(&mut self) -> Result<(), SequencerError> {
+        if fork::is_child() {
+            return Err(SequencerError::Forked);
+        }
+        if !std::mem::take(&mut self.look_at_file) && self.region.check_if_hit().is_ok() {
+            // What faulted was another region.
+            return Ok(());
+        }
+        let path = || self.region.path().to_path_buf();
+        self.region.check().map_err(|source| SequencerError::Lost { path: path(), source })?;
+        let file = self.region.file_state();
+        if std::mem::replace(&mut self.file, file) == file {
+            return Ok(());
+        }
+        let what = match file {
+            FileState::Unlinked => "region unlinked: its path names no file, who is attached goes on",
+            FileState::Replaced => "region unlinked: its path names another file, who is attached goes on",
+            _ => "region is back under its path",
+        };
+        tracing::warn!("{:?}: {what}", self.region.path());
+        self.region.record(ErrorCode::File, "sequencer", what, self.region.map().bytes());
+        Ok(())
+    }
+
+    /// Frees what every gate has passed, or what is to be dropped.
+    pub(super) fn free(&mut self) -> bool {
+        self.orderer.free(&self.region.map().shared()) || self.discard()
+    }
+
+    /// Where nobody works and what is submitted is dropped: folds it and frees it.
+    pub(super) fn discard(&mut self) -> bool {
+        let map = self.region.map();
+        let s = map.shared();
+        if self.discarding.is_none() || s.members.iter().any(MemberEntry::is_live) {
+            return false;
+        }
+        let mut fold = self.discarding.take().filter(|f| f.next() >= self.orderer.anchor());
+        let fold = fold.get_or_insert_with(|| self.fold_from_anchor());
+        while let Ok(Some(_)) = fold.step(map) {}
+        let (to, digest) = (fold.next(), fold.digest());
+        self.discarding = Some(fold.clone());
+        self.orderer.discard(&s, to, digest)
+    }
+
+    pub(super) fn fold_from_anchor(&self) -> Fold {
+        let control = self.region.map().control();
+        // Only the sequencer moves the anchor: what it reads is whole.
+        let (at, [digest, run]) = control.anchor.load().unwrap_or((self.orderer.next(), [0, 0]));
+        Fold::new(self.region.map(), Follower::new(at, run), digest)
+    }
+
+    /// Lets in who asks, drops the gates of those who left or died, says so in the order. Cheap while nobody
+    /// asked and nothing is open; `now` asks the kernel about the living at once.
+    pub(super) fn keep_house(&mut self, now: bool) -> bool {
+        let due = self.is_look_due(now);
+        if due {
+            self.watch.look(&self.region, sys::monotonic_ns());
+        }
+        let requests = self.region.map().bells().requests();
+        if requests == self.seen_requests && !self.unsettled && !due {
+            return false;
+        }
+        self.seen_requests = requests;
+        self.unsettled = false;
+        let region = self.region.clone();
+        let s = region.map().shared();
+        let before = self.orderer.next();
+        let mut news = false;
+        for slot in 0..s.members.len() as u16 {
+            news |= self.settle_worker(&region, &s, slot, due);
+        }
+        self.orderer.announce(&s);
+        for slot in 0..s.members.len() as u16 {
+            news |= self.settle_join(&region, &s, slot);
+        }
+        for lane in 1..s.lanes.len() as u16 {
+            news |= self.settle_producer(&region, &s, lane);
+        }
+        self.unsettled |= s.members.iter().any(|m| {
+            let joined = m.joined.load(Ordering::Relaxed) != 0;
+            m.state.load(Ordering::Relaxed) == GONE || (m.is_live() && !joined)
+        });
+        news || self.orderer.next() != before
+    }
+
+    fn is_look_due(&mut self, now: bool) -> bool {
+        if !now && self.turns_to_look > 0 {
+            self.turns_to_look -= 1;
+            return false;
+        }
+        self.turns_to_look = TURNS_A_LOOK;
+        let clock = Instant::now();
+        let due = clock >= self.next_look;
+        if due {
+            self.next_look = clock + HOUSEKEEPING;
+            self.look_at_file |= clock >= self.next_look_at_file;
+        }
+        if self.look_at_file {
+            self.next_look_at_file = clock + FILE_LOOKS;
+        }
+        due
+    }
+
+    /// Drops the gate of a worker that left, was replaced in its slot, or is dead.
+    fn settle_worker(&mut self, region: &Region, s: &Shared<'_>, slot: u16, ask_kernel: bool) -> bool {
+        let (member, party) = (&s.members[usize::from(slot)], &s.workers[usize::from(slot)].party);
+        if !member.is_live() {
+            return false;
+        }
+        let generation = member.generation.load(Ordering::Relaxed);
+        // Only who holds the slot's lock asks there: another generation proves that the former one is gone.
+        let gone = party.has_left(generation)
+            || party.request() != generation
+            || (ask_kernel && !region.is_alive(Role::Worker(slot)));
+        if gone {
+            if !party.has_left(generation) {
+                let (name, page) = (Name::from_words(member.name.load()), &s.workers[usize::from(slot)]);
+                let what = "died without leaving, its gate was dropped";
+                region.record(ErrorCode::WorkerDied, name.as_str(), what, gate(member, page).get());
+            }
+            self.orderer.drop_gate(s, slot);
+        }
+        gone
+    }
+
+    /// Lets a worker in that asks.
+    fn settle_join(&mut self, region: &Region, s: &Shared<'_>, slot: u16) -> bool {
+        let (member, party) = (&s.members[usize::from(slot)], &s.workers[usize::from(slot)].party);
+        let generation = party.request();
+        if generation == 0 || generation == member.answer.generation() || !region.is_alive(Role::Worker(slot))
+        {
+            return false;
+        }
+        let name = party.name.load();
+        let taken = |other: u16| other != slot && s.members[usize::from(other)].is_live();
+        let twin = (0..s.members.len() as u16)
+            .find(|&other| taken(other) && s.members[usize::from(other)].name.load() == name);
+        if let Some(twin) = twin {
+            let alive = region.is_alive(Role::Worker(twin));
+            member.answer.give(generation, if alive { Verdict::NameTaken } else { Verdict::Busy });
+            return true;
+        }
+        // What nobody worked on is not for the first to come, where it is to be dropped.
+        self.discard();
+        let joined = !member.is_live() && self.orderer.join(s, slot, generation, name).is_some();
+        self.unsettled |= !joined;
+        joined
+    }
+
+    /// Gives a lane to a producer that asks for it.
+    fn settle_producer(&mut self, region: &Region, s: &Shared<'_>, lane: u16) -> bool {
+        let (entry, party) = (&s.lanes[usize::from(lane)], &region.map().lane_page(lane).party);
+        let generation = party.request();
+        if generation == 0 || generation == entry.answer.generation() || !region.is_alive(Role::Lane(lane)) {
+            return false;
+        }
+        let name = party.name.load();
+        let owns = |other: u16| {
+            let entry = &s.lanes[usize::from(other)];
+            entry.number.load(Ordering::Relaxed) > 0 && entry.name.load() == name
+        };
+        if let Some(twin) = (1..s.lanes.len() as u16).find(|&other| other != lane && owns(other)) {
+            let alive = region.is_alive(Role::Lane(twin));
+            // If it is dead, its lane is the one to ask for: the newcomer looks again.
+            entry.answer.give(generation, if alive { Verdict::NameTaken } else { Verdict::Busy });
+            return true;
+        }
+        let settled = self.orderer.admit(s, lane, generation, name).is_some();
+        self.unsettled |= !settled;
+        settled
+    }
+
+    /// What to do before sleeping: look at the gates and at the living. Whether there was news.
+    fn before_sleep(&mut self) -> bool {
+        let news = self.keep_house(true) | self.free();
+        self.tell(news);
+        news
+    }
+
+    /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, `is_asked`, or
+    /// the deadline.
+    pub(super) fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
+        if self.before_sleep() {
+            return;
+        }
+        let region = self.region.clone();
+        let s = region.map().shared();
+        // What waits to be said in the order, like a ticket that is stuck, waits for gates.
+        let waits = self.stuck || self.unsettled;
+        let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
+        let bell = &s.bells.sequencer;
+        wait::sleep(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
+    }
+
+    /// The second look before a sleep: whether there is something to do after all.
+    fn is_needed(&mut self, s: &Shared<'_>, level: u32) -> bool {
+        if s.bells.requests() != self.seen_requests {
+            return true;
+        }
+        if self.stuck {
+            // A ticket that is stuck is no work until a gate moves.
+            return s.bells.is_wanted() || self.free();
+        }
+        self.orderer.is_needed(s, level)
+    }
+
+    /// Whether it would sleep now.
+    #[cfg(test)]
+    pub(crate) fn would_sleep(&mut self) -> bool {
+        let region = self.region.clone();
+        !self.is_needed(&region.map().shared(), FOR_ROOM)
+    }
+}

@@ -1,0 +1,205 @@
+//! A sequencer on a thread of its own: [`SequencerConfig`], [`SequencerHandle`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::{STALL, Sequencer, SequencerError, SequencerStats};
+use crate::affinity;
+use crate::fork;
+use crate::region::Region;
+use crate::sys;
+use crate::wait::{self, Idle, Wait};
+use crate::worker::panic_text;
+
+/// Runs that a spawned sequencer orders in one turn at most.
+const BUDGET: usize = 256;
+
+/// How a sequencer's own thread works.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct SequencerConfig {
+    core: Option<usize>,
+    wait: Wait,
+    measure_cpu: bool,
+    close_timeout: Duration,
+    stall_after: Duration,
+}
+
+impl Default for SequencerConfig {
+    fn default() -> Self {
+        SequencerConfig {
+            core: None,
+            wait: Wait::default(),
+            measure_cpu: false,
+            close_timeout: Duration::from_secs(5),
+            stall_after: STALL,
+        }
+    }
+}
+
+impl SequencerConfig {
+    /// The defaults: not pinned, parks when idle.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Pins the thread to a CPU, by the kernel's number.
+    pub fn core(mut self, cpu: usize) -> Self {
+        self.core = Some(cpu);
+        self
+    }
+
+    /// How to wait for work; default [`Wait::Park`].
+    pub fn wait(mut self, wait: Wait) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Measures the processor time of turns that find work: two system calls for each of them. Default no.
+    pub fn measure_cpu(mut self, yes: bool) -> Self {
+        self.measure_cpu = yes;
+        self
+    }
+
+    /// See [`Sequencer::stall_after`].
+    pub fn stall_after(mut self, time: Duration) -> Self {
+        self.stall_after = time;
+        self
+    }
+
+    /// How long [`SequencerHandle::close`] waits for workers that keep the end out of the order; default 5 s.
+    pub fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.close_timeout = timeout;
+        self
+    }
+}
+
+impl Sequencer {
+    /// Sequences on a thread of its own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); or the thread cannot be started, or not be pinned.
+    pub fn spawn(region: &Region, config: SequencerConfig) -> Result<SequencerHandle, SequencerError> {
+        Sequencer::open(region)?.start(config)
+    }
+
+    /// Goes on on a thread of its own.
+    ///
+    /// # Errors
+    /// The thread cannot be started, or not be pinned.
+    pub fn start(self, config: SequencerConfig) -> Result<SequencerHandle, SequencerError> {
+        let mut sequencer = self;
+        let region = sequencer.region.clone();
+        sequencer.measure_cpu = config.measure_cpu;
+        sequencer.watch.stall_after(config.stall_after);
+        let asked = Arc::new(AtomicU8::new(RUN));
+        let (pinned, is_pinned) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name("seriatim-seq".into()).spawn({
+            let asked = Arc::clone(&asked);
+            move || {
+                let pin = config.core.map_or(Ok(()), affinity::pin);
+                let failed = pin.is_err();
+                // The spawning thread waits for this and cannot be gone.
+                let _ = pinned.send(pin);
+                if failed { Ok(sequencer.stats) } else { sequencer.run(&config, &asked) }
+            }
+        });
+        let thread = thread.map_err(SequencerError::Thread)?;
+        let handle = SequencerHandle { region, asked, thread: Some(thread) };
+        // A thread that ended without a word panicked: joining says how.
+        match is_pinned.recv() {
+            Ok(Ok(())) => Ok(handle),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(handle.stop().err().unwrap_or(SequencerError::Panicked("at its start".into()))),
+        }
+    }
+
+    fn run(&mut self, config: &SequencerConfig, asked: &AtomicU8) -> Result<SequencerStats, SequencerError> {
+        let mut idle = Idle::new(config.wait);
+        let (mut closing, mut give_up) = (false, None);
+        loop {
+            let turn = self.poll(BUDGET)?;
+            match asked.load(Ordering::Acquire) {
+                STOP => return Ok(self.stats),
+                CLOSE if !closing => {
+                    (closing, give_up) = (true, wait::after(config.close_timeout));
+                    self.close();
+                }
+                _ => {}
+            }
+            if turn.closed || wait::is_over(give_up) {
+                return Ok(self.stats);
+            }
+            if turn.commands > 0 {
+                idle.reset();
+            } else if idle.step() {
+                // Once closing, only the order counts: what keeps it back is a gate.
+                let seen = if closing { CLOSE } else { RUN };
+                self.sleep(give_up, || asked.load(Ordering::Acquire) != seen);
+            }
+        }
+    }
+}
+
+const RUN: u8 = 0;
+const STOP: u8 = 1;
+const CLOSE: u8 = 2;
+
+/// A sequencer's own thread. Dropping it stops the thread, without closing the order.
+#[derive(Debug)]
+pub struct SequencerHandle {
+    region: Region,
+    asked: Arc<AtomicU8>,
+    thread: Option<JoinHandle<Result<SequencerStats, SequencerError>>>,
+}
+
+impl SequencerHandle {
+    /// Closes the order and joins the thread: workers get [`Event::Closed`](crate::Event::Closed) after all that
+    /// was submitted, waiting producers get `Closed` at once. If workers keep the end out of the order for
+    /// longer than the close time-out, `closed` in the result is false, and the next sequencer orders the rest.
+    ///
+    /// # Errors
+    /// What ended the thread before.
+    pub fn close(mut self) -> Result<SequencerStats, SequencerError> {
+        self.end(CLOSE)
+    }
+
+    /// Stops and joins the thread, leaving the order open for the next sequencer.
+    ///
+    /// # Errors
+    /// What ended the thread before.
+    pub fn stop(mut self) -> Result<SequencerStats, SequencerError> {
+        self.end(STOP)
+    }
+
+    /// Whether the thread has ended by itself, on an error.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    fn end(&mut self, how: u8) -> Result<SequencerStats, SequencerError> {
+        let Some(thread) = self.thread.take() else { return Ok(SequencerStats::default()) };
+        if fork::is_child() {
+            // The thread is not here; what is known of it is not to be waited for.
+            std::mem::forget(thread);
+            return Err(SequencerError::Forked);
+        }
+        self.asked.store(how, Ordering::Release);
+        // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
+        // moves does not sleep, who reads it after sees what is asked.
+        let bell = &self.region.map().bells().sequencer;
+        bell.ring();
+        sys::futex_wake_all(bell.word());
+        thread.join().unwrap_or_else(|panic| Err(SequencerError::Panicked(panic_text(&*panic).into())))
+    }
+}
+
+impl Drop for SequencerHandle {
+    fn drop(&mut self) {
+        // Whoever drops it does not want to know; who does calls `stop`.
+        let _ = self.end(STOP);
+    }
+}
