@@ -1,52 +1,60 @@
-//! Size does not matter to the sequencer: it executes the same instructions for a burst of 1 MiB commands as
-//! for one of 64-byte commands, and fewer for each command the more of them a ticket holds.
+//! What a command costs: instructions of the producer, the sequencer and a worker, counted by callgrind, which is
+//! repeatable to the instruction, where valgrind is installed. Size does not matter to the sequencer, nor to a worker
+//! before it reads. And no system call: the same work in a process that the kernel would kill for one.
 //!
-//! Counted by callgrind, which is repeatable to the instruction, where valgrind is installed. The counted
-//! process is this test program itself, told by the environment what to do; what is counted is what
-//! `counted_turn` calls.
+//! The process that is looked at is this test program itself, told by the environment what to do; what is counted is
+//! what `counted_submit`, `counted_turn` and `counted_poll` call, once all has been done once before.
 
 use std::env;
-use std::process::Command;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 
-use seriatim::{Config, Producer, Region, Sequencer, Worker};
+use seriatim::{Config, Event, Producer, Region, Sequencer, Worker};
 
 const DRIVE: &str = "SERIATIM_DRIVE";
 /// Bursts that are counted; each is queued whole before the sequencer takes its turn.
 const BURSTS: u64 = 2;
 /// Commands of a burst.
 const COMMANDS: usize = 16;
+/// What the process prints that has made no system call.
+const DONE: &str = "no system call";
 
 #[test]
-fn the_sequencers_work_is_flat_in_the_size_of_payloads() {
+fn the_work_of_sequencer_and_worker_is_flat_in_the_size_of_payloads() {
     if Command::new("valgrind").arg("--version").output().is_err() {
         println!("skipped: valgrind is not installed");
         return;
     }
-    let small = instructions(64, 1);
-    for bytes in [0, 4096, 1 << 20] {
-        assert_eq!(instructions(bytes, 1), small, "payloads of {bytes} bytes, instructions for a burst");
+    println!("instructions for a command of 32 bytes; in turns of {COMMANDS}");
+    println!("  of the         each alone   {COMMANDS} a ticket");
+    for (part, flat) in [("submit", false), ("turn", true), ("poll", true)] {
+        let [single, batched] = [1, COMMANDS].map(|batch| instructions(part, 32, batch));
+        let each = |count: u64| count as f64 / (BURSTS * COMMANDS as u64) as f64;
+        println!("  {part:<12} {:>12.1} {:>12.1}", each(single), each(batched));
+        assert!(batched <= single, "{part}: a batch costs more than its commands");
+        // A payload of more than 40 bytes lies in the bytes of the lane: another place, the same for every size.
+        let outside = instructions(part, 64, 1);
+        for bytes in [4096, 1 << 20] {
+            if flat {
+                assert_eq!(instructions(part, bytes, 1), outside, "{part} with payloads of {bytes} bytes");
+            }
+        }
+        if part == "turn" {
+            assert_eq!(instructions(part, 0, 1), outside);
+            assert_eq!(instructions(part, 1 << 20, COMMANDS), batched);
+        }
     }
-    let batched = instructions(64, COMMANDS);
-    assert_eq!(instructions(1 << 20, COMMANDS), batched);
-    let each = |count: u64| count as f64 / (BURSTS * COMMANDS as u64) as f64;
-    println!("instructions of the sequencer for a command, in turns of {COMMANDS}");
-    println!("  a ticket for each   {:.1}", each(small));
-    println!("  {COMMANDS} for a ticket     {:.1}", each(batched));
-    assert!(batched < small);
 }
 
-/// Instructions of the sequencer's turns for all bursts, with `batch` commands for a ticket.
-fn instructions(bytes: usize, batch: usize) -> u64 {
+/// Instructions of a part for all bursts, with `batch` commands for a ticket.
+fn instructions(part: &str, bytes: usize, batch: usize) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("callgrind");
-    let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--toggle-collect=*counted_turn*", "--quiet"])
-        .arg(format!("--callgrind-out-file={}", out.display()))
-        .arg(env::current_exe().unwrap())
-        .args(["--exact", "drive", "--test-threads=1"])
-        .env(DRIVE, format!("{bytes} {batch}"))
-        .output()
-        .unwrap();
+    let mut valgrind = Command::new("valgrind");
+    valgrind.arg("--tool=callgrind").arg(format!("--toggle-collect=*counted_{part}*")).arg("--quiet");
+    valgrind.arg(format!("--callgrind-out-file={}", out.display()));
+    let run = drive_in(valgrind, &format!("{bytes} {batch} counted"));
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let report = std::fs::read_to_string(out).unwrap();
     let summary = report.lines().find_map(|line| line.strip_prefix("summary: ")).unwrap();
@@ -55,12 +63,29 @@ fn instructions(bytes: usize, batch: usize) -> u64 {
     count
 }
 
-/// Submits bursts and lets the sequencer take its turns; the counted process. Does nothing as a test.
+#[test]
+fn submit_turn_and_poll_make_no_system_call() {
+    for batch in [1, COMMANDS] {
+        let run = drive_in(Command::new("env"), &format!("64 {batch} strict"));
+        let said = String::from_utf8_lossy(&run.stdout);
+        assert!(said.contains(DONE), "{}: {said} {}", run.status, String::from_utf8_lossy(&run.stderr));
+        // The first call after the work does what one in the midst of it would have done.
+        assert_eq!(run.status.signal(), Some(libc::SIGSYS), "nothing watched for system calls");
+    }
+}
+
+fn drive_in(mut command: Command, what: &str) -> Output {
+    command.arg(env::current_exe().unwrap());
+    command.args(["--exact", "drive", "--nocapture", "--test-threads=1"]).env(DRIVE, what).output().unwrap()
+}
+
+/// Submits bursts, lets the sequencer take its turns and the worker receive: the process that is looked at. Does nothing
+/// as a test.
 #[test]
 fn drive() {
     let Ok(what) = env::var(DRIVE) else { return };
-    let (bytes, batch) = what.split_once(' ').unwrap();
-    let (bytes, batch): (usize, usize) = (bytes.parse().unwrap(), batch.parse().unwrap());
+    let words: Vec<&str> = what.split(' ').collect();
+    let (bytes, batch): (usize, usize) = (words[0].parse().unwrap(), words[1].parse().unwrap());
 
     // Room for all, so that what is counted is ordering and not the search for room; and pages that are not
     // touched before they are used, for most never are.
@@ -87,20 +112,65 @@ fn drive() {
 
     let payload = vec![7; bytes];
     let commands = vec![(0, &payload[..]); batch];
-    let mut received = 0;
-    for _ in 0..BURSTS {
-        for _ in 0..COMMANDS / batch {
-            producer.try_submit_batch(&commands).unwrap();
-        }
-        assert_eq!(counted_turn(&mut sequencer), COMMANDS as u64);
-        while let Some(event) = worker.poll().unwrap() {
-            received += u64::from(matches!(event, seriatim::Event::Command(_)));
-        }
+    let parts = (&mut producer, &mut sequencer, &mut worker);
+    // Once before: whatever is found, loaded or touched at its first use is no part of the cost.
+    let mut burst = |submit: Submit, turn: Turn, poll: Poll| {
+        (0..COMMANDS / batch).for_each(|_| submit(parts.0, &commands));
+        assert_eq!(turn(parts.1), COMMANDS as u64);
+        assert_eq!(poll(parts.2), COMMANDS as u64);
+    };
+    burst(submit, turn, poll);
+    if words[2] == "strict" {
+        forbid_system_calls();
     }
-    assert_eq!(received, BURSTS * COMMANDS as u64);
+    (0..BURSTS).for_each(|_| burst(counted_submit, counted_turn, counted_poll));
+    println!("{DONE}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// From here on the kernel kills this process for any system call but the one that prints.
+fn forbid_system_calls() {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+    let machine = TargetArch::try_from(env::consts::ARCH).expect("a machine that can filter system calls");
+    let printing = std::iter::once((libc::SYS_write, Vec::new())).collect();
+    let filter =
+        SeccompFilter::new(printing, SeccompAction::KillProcess, SeccompAction::Allow, machine).unwrap();
+    apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+}
+
+type Submit = fn(&mut Producer, &[(u16, &[u8])]);
+type Turn = fn(&mut Sequencer) -> u64;
+type Poll = fn(&mut Worker) -> u64;
+
+fn submit(producer: &mut Producer, commands: &[(u16, &[u8])]) {
+    match commands {
+        [(kind, payload)] => drop(producer.try_submit(*kind, payload).unwrap()),
+        _ => drop(producer.try_submit_batch(commands).unwrap()),
+    }
+}
+
+fn turn(sequencer: &mut Sequencer) -> u64 {
+    sequencer.poll(64).unwrap().commands
+}
+
+/// Receives all that is there, and how many commands that were.
+fn poll(worker: &mut Worker) -> u64 {
+    let mut received = 0;
+    worker.poll_batch(64, |event| received += u64::from(matches!(event, Event::Command(_)))).unwrap();
+    received
+}
+
+#[inline(never)]
+fn counted_submit(producer: &mut Producer, commands: &[(u16, &[u8])]) {
+    submit(producer, commands);
 }
 
 #[inline(never)]
 fn counted_turn(sequencer: &mut Sequencer) -> u64 {
-    sequencer.poll(64).unwrap().commands
+    turn(sequencer)
+}
+
+#[inline(never)]
+fn counted_poll(worker: &mut Worker) -> u64 {
+    poll(worker)
 }
