@@ -9,6 +9,8 @@ use seriatim_ring::sync::Ordering;
 
 use crate::payload::{self, payload_digest};
 use crate::region::map::Map;
+use crate::worker::Command;
+use crate::{Digest, crash_point};
 
 /// Something in the order or a lane that cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,6 +101,36 @@ impl Fold {
         Ok(Some(Met { seq, lane, entry, owner, before }))
     }
 
+    /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole cells
+    /// go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
+    #[inline]
+    pub(crate) fn walk(&mut self, map: &Map, most: u64, mut each: impl FnMut(Command<'_>)) -> u64 {
+        let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return 0 };
+        let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
+        if lane == OWN_LANE {
+            return 0;
+        }
+        let lane = map.lane(lane);
+        let most = most.min(self.follower.left().into());
+        for n in 0..most {
+            crash_point!("poll.next");
+            let Ok(entry) = lane.read(cell.wrapping_add(n)) else { return n };
+            let folded = owner.folded(&entry);
+            let command = Command {
+                seq: self.follower.next(),
+                producer: folded.producer,
+                index: folded.index,
+                kind: folded.kind,
+                payload: payload::read(lane.payload(&entry), entry.len as usize),
+                digest: Digest(self.digest),
+            };
+            self.digest = fold(self.digest, folded);
+            self.follower.advance();
+            each(command);
+        }
+        most
+    }
+
     /// Notes a lane that changes hands by one of the sequencer's commands.
     #[cold]
     fn apply(&mut self, map: &Map, entry: &Entry) {
@@ -113,7 +145,7 @@ impl Fold {
 fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(), Corrupt> {
     let found = match lane {
         OWN_LANE => own_digest(map, entry),
-        _ => payload_digest(payload::read(map, lane, entry)),
+        _ => payload_digest(payload::read(map.lane(lane).payload(entry), entry.len as usize)),
     };
     let expected = entry.digest;
     (found == expected).then_some(()).ok_or(Corrupt { seq, field: "payload digest", found, expected })
@@ -142,10 +174,12 @@ pub(crate) fn owners(map: &Map) -> Vec<Owner> {
     map.lane_entries().iter().map(owner).collect()
 }
 
+#[cold]
 fn bad_cell(seq: Seq, bad: BadCell) -> Corrupt {
     Corrupt { seq, field: bad.field, found: bad.found, expected: bad.limit }
 }
 
+#[cold]
 fn out_of_order(seq: Seq, fault: Fault) -> Corrupt {
     match fault {
         Fault::Lapped { run } => Corrupt { seq, field: "run in its slot", found: u64::MAX, expected: run },

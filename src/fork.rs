@@ -47,15 +47,26 @@ pub(crate) fn disturb() {
     }
 }
 
-/// Whether a handle has to ask [`is_child`] and its region before it goes on: one look for both.
-#[inline]
-pub(crate) fn is_disturbed() -> bool {
-    // Relaxed: the kernel wipes the word before a child runs; a fault comes before what follows it in its thread.
-    WORD.get().copied().flatten().is_some_and(|word| word.load(Ordering::Relaxed) != CALM)
+/// What a handle looks at before each step: whether it has to ask [`is_child`] and its region first. One look for both.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alarm(&'static AtomicU64);
+
+impl Alarm {
+    /// That of this process.
+    pub(crate) fn of_this_process() -> Alarm {
+        static NEVER: AtomicU64 = AtomicU64::new(CALM);
+        watch();
+        Alarm(WORD.get().copied().flatten().unwrap_or(&NEVER))
+    }
+
+    #[inline]
+    pub(crate) fn is_raised(self) -> bool {
+        // Relaxed: the kernel wipes the word before a child runs; a fault comes before what follows it in its thread.
+        self.0.load(Ordering::Relaxed) != CALM
+    }
 }
 
 /// Whether this process is a forked child of the one that attached: its handles are not its own.
-#[inline]
 pub(crate) fn is_child() -> bool {
     // Relaxed: the kernel wipes the word before the child runs.
     WORD.get().copied().flatten().is_some_and(|word| word.load(Ordering::Relaxed) == 0)

@@ -12,7 +12,7 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::Digest;
 use crate::error::AttachError;
 use crate::fold::{Corrupt, owners};
-use crate::fork;
+use crate::fork::Alarm;
 use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::file::RegionLost;
@@ -60,6 +60,7 @@ pub enum Observed<'a> {
 #[derive(Debug)]
 pub struct Observer {
     region: Region,
+    alarm: Alarm,
     next: Seq,
     next_run: u64,
     /// What is left of the run that is being copied.
@@ -91,6 +92,7 @@ impl Observer {
         // In a damaged region what the cursor says is all there is; following it meets the damage.
         let (next, run) = newest(map).unwrap_or_else(|| published(map.control()));
         Ok(Observer {
+            alarm: Alarm::of_this_process(),
             next,
             next_run: run,
             run: None,
@@ -118,7 +120,7 @@ impl Observer {
     /// # Errors
     /// [`Corrupt`] for something in the order that cannot be.
     pub fn poll(&mut self) -> Result<Option<Observed<'_>>, Corrupt> {
-        if fork::is_disturbed() && self.region.check_if_hit().is_err() {
+        if self.alarm.is_raised() && self.region.check_if_hit().is_err() {
             self.check()?;
         }
         let found = self.find()?;

@@ -11,10 +11,9 @@
 //! A process that breaks the protocol and has the lane's pages writable can still change bytes under a reader:
 //! that is outside of what can be promised by anyone who shares memory, and costs no more than wrong bytes.
 
-use seriatim_ring::lane::{Entry, Room};
+use seriatim_ring::lane::Room;
+use seriatim_ring::sync::AtomicU64;
 use xxhash_rust::xxh3::xxh3_64;
-
-use crate::region::map::Map;
 
 /// The digest of a payload: XXH3, 64 bits, without a seed.
 #[inline]
@@ -23,40 +22,35 @@ pub fn payload_digest(payload: &[u8]) -> u64 {
     xxh3_64(payload)
 }
 
-/// Copies a payload into the room that was reserved for it; the lengths are equal.
+/// Copies a payload into the words of the room that was reserved for it.
 #[inline]
-pub(crate) fn write(map: &Map, lane: u16, room: &Room, payload: &[u8]) {
-    assert!(payload.len() == room.len as usize);
-    let to = map.payload(lane, room.cell, room.place).as_ptr();
-    // SAFETY: [B1] the room is `room.len` bytes inside the lane and nobody else uses it; the source is ordinary
-    // memory of this process or a part of the region that is not this room.
+pub(crate) fn write(room: &[AtomicU64], payload: &[u8]) {
+    assert!(payload.len() <= size_of_val(room));
+    let to = room.as_ptr().cast::<u8>().cast_mut();
+    // SAFETY: [B1] the words are at least as many bytes, may be written through a shared reference, and nobody else
+    // uses them; the source is ordinary memory of this process or a part of the region that is not this room.
     unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to, payload.len()) };
 }
 
 /// The reserved room itself, to be written in place. It holds what an earlier command left there.
 #[inline]
-pub(crate) fn room_mut<'a>(map: &'a Map, lane: u16, room: &'a mut Room) -> &'a mut [u8] {
-    let start = map.payload(lane, room.cell, room.place).as_ptr();
-    // SAFETY: [B1] the room is `room.len` bytes inside the lane and nobody else uses it; the exclusive borrow of
-    // the `Room` lets no second slice of it exist.
-    unsafe { std::slice::from_raw_parts_mut(start, room.len as usize) }
+pub(crate) fn room_mut<'a>(words: &'a [AtomicU64], room: &'a mut Room) -> &'a mut [u8] {
+    let len = room.len as usize;
+    assert!(len <= size_of_val(words));
+    let start = words.as_ptr().cast::<u8>().cast_mut();
+    // SAFETY: [B1] the words are at least `len` bytes, may be written through a shared reference, and nobody else
+    // uses them; the exclusive borrow of the `Room` lets no second slice of it exist.
+    unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 
-/// The reserved room, to be read back.
+/// The first `len` bytes of words that nobody writes: a payload that a gate keeps [B2], or a room that is its owner's
+/// alone [B1].
 #[inline]
-pub(crate) fn room<'a>(map: &'a Map, lane: u16, room: &'a Room) -> &'a [u8] {
-    let start = map.payload(lane, room.cell, room.place).as_ptr();
-    // SAFETY: [B1] as in `room_mut`; the shared borrow of the `Room` lets no exclusive slice of it exist.
-    unsafe { std::slice::from_raw_parts(start, room.len as usize) }
-}
-
-/// The payload of an entry that a gate keeps.
-#[inline]
-pub(crate) fn read<'a>(map: &'a Map, lane: u16, entry: &Entry) -> &'a [u8] {
-    let start = map.payload(lane, entry.cell, entry.place).as_ptr();
-    // SAFETY: [B2] `Lane::read` checked that the payload lies inside the lane; the caller's gate keeps it, and
-    // the caller hands the slice out for no longer than that.
-    unsafe { std::slice::from_raw_parts(start, entry.len as usize) }
+pub(crate) fn read(words: &[AtomicU64], len: usize) -> &[u8] {
+    assert!(len <= size_of_val(words));
+    // SAFETY: [B1, B2] the words are at least `len` bytes, and the caller hands the slice out for no longer than they
+    // stay as they are.
+    unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
 }
 
 /// The first `len` bytes of copied words.

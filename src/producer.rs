@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::LaneEntry;
-use seriatim_ring::lane::{INLINE, LaneWriter, NoRoom, Room};
+use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
 use seriatim_ring::sync::Ordering;
@@ -17,7 +17,7 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::attach::{OnLane, Seat, take_seat};
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
-use crate::fork;
+use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload::{self, payload_digest};
@@ -241,6 +241,7 @@ pub enum WaitError {
 #[derive(Debug)]
 pub struct Producer {
     region: Region,
+    alarm: Alarm,
     seat: Seat,
     name: Name,
     writer: LaneWriter,
@@ -286,6 +287,7 @@ impl Producer {
         let base = entry.base.load(Ordering::Relaxed);
         let next = ordered.wrapping_sub(base);
         Ok(Producer {
+            alarm: Alarm::of_this_process(),
             writer,
             enqueuer: Enqueuer::new(map.control().published.consumed.load(Ordering::Acquire)),
             base,
@@ -431,7 +433,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        let room = self.reserve(len).map_err(|error| self.name_culprit(error))?;
+        let room = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
         Ok(Claim { producer: self, room, kind })
     }
 
@@ -440,7 +442,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        let room = self.waiting(None, |me| me.reserve(len))?;
+        let room = self.waiting(None, |me| me.attempt_claim(len))?;
         Ok(Claim { producer: self, room, kind })
     }
 
@@ -449,13 +451,14 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
-        let room = self.waiting(Some(at), |me| me.reserve(len))?;
+        let room = self.waiting(Some(at), |me| me.attempt_claim(len))?;
         Ok(Claim { producer: self, room, kind })
     }
 
     /// One attempt to submit a command.
     #[inline]
     fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        self.may_go_on()?;
         self.put(kind, payload)?;
         self.queue().map(|range| range.start)
     }
@@ -463,78 +466,88 @@ impl Producer {
     /// One attempt to submit commands with one ticket.
     fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
+        self.may_go_on()?;
         for (kind, payload) in commands {
             self.put(*kind, payload)?;
         }
         self.queue()
     }
 
+    /// One attempt to reserve room, for a claim.
+    fn attempt_claim(&mut self, len: usize) -> Result<Room, SubmitError> {
+        self.may_go_on()?;
+        self.reserve(len)
+    }
+
+    #[inline(always)]
+    fn may_go_on(&self) -> Result<(), SubmitError> {
+        if self.alarm.is_raised() { self.check() } else { Ok(()) }
+    }
+
     /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
-    #[inline]
+    #[inline(always)]
     fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
-        if fork::is_disturbed() {
-            self.check()?;
+        let map = self.region.map();
+        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
+        if len as u64 > lane.max_payload() {
+            return Err(self.too_large(len));
         }
-        let max = self.max_payload();
-        if len > max {
-            self.writer.abandon();
-            return Err(SubmitError::TooLarge { len, max });
-        }
-        let Producer { region, seat, writer, .. } = self;
-        let map = region.map();
-        let released = &map.lane_entry(seat.index).released;
-        match writer.reserve(&map.lane(seat.index), released, len as u32) {
+        match self.writer.reserve(&lane, released, len as u32) {
             Ok(room) => {
                 // The sequencer sees cells fill up, but not bytes.
-                if writer.is_short_of_bytes(&map.lane(seat.index), released) {
+                if room.place != Place::Cell && self.writer.is_short_of_bytes(&lane, released) {
                     map.bells().want_room();
                 }
                 Ok(room)
             }
-            Err(why) => {
-                writer.abandon();
-                Err(self.no_room(why))
-            }
+            Err(why) => Err(self.no_room(why)),
         }
     }
 
     /// Reserves room for a command and writes it.
-    #[inline]
+    #[inline(always)]
     fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
         let room = self.reserve(payload.len())?;
-        let map = self.region.map();
-        payload::write(map, self.seat.index, &room, payload);
+        let lane = self.lane();
+        payload::write(lane.room(&room), payload);
         crash_point!("submit.payload");
-        self.writer.fill(&map.lane(self.seat.index), &room, kind, payload_digest(payload));
+        self.writer.fill(&lane, &room, kind, payload_digest(payload));
         Ok(())
     }
 
     /// Queues one ticket for what was put: the moment in which it is submitted.
-    #[inline]
+    #[inline(always)]
     fn queue(&mut self) -> Result<Range<u64>, SubmitError> {
-        // A claim may have been made before the fork.
-        if fork::is_disturbed() {
-            self.check()?;
-        }
         let first = self.next_index();
         let count = self.writer.reserved();
         let map = self.region.map();
         let ticket = Ticket::Cells { lane: self.seat.index, count };
         let void_before = &map.control().reign.void_before;
         if let Err(refused) = self.enqueuer.enqueue(&map.tickets(), ticket, void_before) {
-            self.writer.abandon();
-            return Err(match refused {
-                Refused::Closed => SubmitError::Closed,
-                Refused::Damaged { position, found, expected } => {
-                    SubmitError::DamagedTickets { position, found, expected }
-                }
-            });
+            return Err(self.refused(refused));
         }
         self.writer.commit();
         crash_point!("submit.queued");
         wait::wake_sequencer(map.bells(), FOR_WORK);
         crash_point!("submit.done");
         Ok(first..first + u64::from(count))
+    }
+
+    #[cold]
+    fn too_large(&mut self, len: usize) -> SubmitError {
+        self.writer.abandon();
+        SubmitError::TooLarge { len, max: self.max_payload() }
+    }
+
+    #[cold]
+    fn refused(&mut self, refused: Refused) -> SubmitError {
+        self.writer.abandon();
+        match refused {
+            Refused::Closed => SubmitError::Closed,
+            Refused::Damaged { position, found, expected } => {
+                SubmitError::DamagedTickets { position, found, expected }
+            }
+        }
     }
 
     fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
@@ -566,7 +579,8 @@ impl Producer {
 
     /// What a lack of room means, with the culprit yet to be found. Asks the sequencer to look at the gates.
     #[cold]
-    fn no_room(&self, why: NoRoom) -> SubmitError {
+    fn no_room(&mut self, why: NoRoom) -> SubmitError {
+        self.writer.abandon();
         if let NoRoom::Damaged { found, low, high } = why {
             return SubmitError::Damaged { found, low, high };
         }
@@ -590,6 +604,10 @@ impl Producer {
             SubmitError::Full(_) => SubmitError::Full(Full { by: self.held_by() }),
             other => other,
         }
+    }
+
+    fn lane(&self) -> Lane<'_> {
+        self.region.map().lane(self.seat.index)
     }
 
     fn entry(&self) -> &LaneEntry {
@@ -751,8 +769,9 @@ impl Claim<'_> {
         let digest = payload_digest(&self);
         let mut this = self;
         let Claim { producer, room, kind } = &mut this;
-        let lane = producer.region.map().lane(producer.seat.index);
-        producer.writer.fill(&lane, room, *kind, digest);
+        // It may have been made before a fork.
+        producer.may_go_on()?;
+        producer.writer.fill(&producer.lane(), room, *kind, digest);
         // Dropping the claim afterwards gives back what has no ticket: nothing.
         producer.queue().map(|range| range.start)
     }
@@ -762,13 +781,14 @@ impl Deref for Claim<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        payload::room(self.producer.region.map(), self.producer.seat.index, &self.room)
+        payload::read(self.producer.lane().room(&self.room), self.room.len as usize)
     }
 }
 
 impl DerefMut for Claim<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
-        payload::room_mut(self.producer.region.map(), self.producer.seat.index, &mut self.room)
+        let Claim { producer, room, .. } = self;
+        payload::room_mut(producer.lane().room(room), room)
     }
 }
 

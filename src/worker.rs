@@ -17,7 +17,7 @@ use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
 use crate::fold::{Corrupt, Fold, Met, read_own};
-use crate::fork;
+use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload;
@@ -287,6 +287,7 @@ pub enum WorkerError {
 #[derive(Debug)]
 pub struct Worker {
     region: Region,
+    alarm: Alarm,
     seat: Seat,
     name: Name,
     fold: Fold,
@@ -327,6 +328,7 @@ impl Worker {
         crash_point!("join.cursor");
         page.party.begin(seat.generation);
         Ok(Worker {
+            alarm: Alarm::of_this_process(),
             released: follower.next(),
             fold: Fold::new(map, follower, digest),
             first,
@@ -422,6 +424,13 @@ impl Worker {
     ) -> Result<usize, WorkerError> {
         let mut done = 0;
         while done < limit {
+            if !CHECK {
+                let walked = self.walk(limit - done, &mut handle);
+                done += walked;
+                if walked > 0 {
+                    continue;
+                }
+            }
             match self.take_as::<CHECK>() {
                 Ok(Some(met)) => handle(self.event(&met)),
                 Err(error) if done == 0 => return Err(error),
@@ -431,6 +440,20 @@ impl Worker {
             done += 1;
         }
         Ok(done)
+    }
+
+    /// Hands out what is simply the next of a producer's commands, at most `limit`; how many. What takes more than that,
+    /// the next [`take_as`](Self::take_as) does.
+    #[inline]
+    fn walk(&mut self, limit: usize, handle: &mut impl FnMut(Event<'_>)) -> usize {
+        if self.alarm.is_raised() || self.next() < self.first {
+            return 0;
+        }
+        if self.next().since(self.released) >= self.release_every {
+            self.release();
+        }
+        let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
+        self.fold.walk(self.region.map(), most, |command| handle(Event::Command(command))) as usize
     }
 
     /// As [`poll_batch`](Self::poll_batch), waiting for the first event, until the deadline if there is one.
@@ -516,7 +539,7 @@ impl Worker {
 
     #[inline]
     fn take_as<const CHECK: bool>(&mut self) -> Result<Option<Met>, WorkerError> {
-        if fork::is_disturbed() {
+        if self.alarm.is_raised() {
             self.check()?;
         }
         loop {
@@ -577,7 +600,10 @@ impl Worker {
             producer: met.owner.number,
             index: met.entry.cell.wrapping_sub(met.owner.base),
             kind: met.entry.kind,
-            payload: payload::read(self.region.map(), met.lane, &met.entry),
+            payload: payload::read(
+                self.region.map().lane(met.lane).payload(&met.entry),
+                met.entry.len as usize,
+            ),
             digest: Digest(met.before),
         })
     }

@@ -194,7 +194,20 @@ impl<'a> Lane<'a> {
         Ok(Entry { cell: number, len, kind, digest, place: Place::Bytes(offset as usize), position })
     }
 
-    /// The words of a payload; the last one may have bytes that do not belong to it.
+    /// The words of an entry's payload; the last one may have bytes that do not belong to it.
+    #[inline]
+    #[must_use]
+    pub fn payload(&self, entry: &Entry) -> &'a [AtomicU64] {
+        self.payload_words(entry.cell, entry.place, entry.len)
+    }
+
+    /// The words of the room for a payload; the last one may have bytes that do not belong to it.
+    #[inline]
+    #[must_use]
+    pub fn room(&self, room: &Room) -> &'a [AtomicU64] {
+        self.payload_words(room.cell, room.place, room.len)
+    }
+
     #[inline]
     fn payload_words(&self, cell: u64, place: Place, len: u32) -> &'a [AtomicU64] {
         let words = (len as usize).div_ceil(8);
@@ -207,7 +220,7 @@ impl<'a> Lane<'a> {
     /// Copies a payload word by word, for readers that race with its producer, and for the models. `into` has
     /// at least as many words as the payload.
     pub fn copy(&self, entry: &Entry, into: &mut [u64]) {
-        let words = self.payload_words(entry.cell, entry.place, entry.len);
+        let words = self.payload(entry);
         for (to, from) in into.iter_mut().zip(words) {
             *to = from.load(Ordering::Relaxed);
         }
@@ -215,7 +228,7 @@ impl<'a> Lane<'a> {
 
     /// Writes a payload word by word, for the sequencer's own commands, and for the models.
     pub fn write(&self, room: &Room, payload: &[u64]) {
-        let words = self.payload_words(room.cell, room.place, room.len);
+        let words = self.room(room);
         for (to, from) in words.iter().zip(payload) {
             to.store(*from, Ordering::Relaxed);
         }
@@ -358,15 +371,12 @@ impl LaneWriter {
 
     /// Reserves room for a payload of `len` bytes, at most [`Lane::max_payload`]. `released` is the word in
     /// which the sequencer says how far the lane is free; it is read only when what is known does not suffice.
-    #[inline]
+    #[inline(always)]
     pub fn reserve(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
         debug_assert!(u64::from(len) <= lane.max_payload());
         let room = match self.try_place(lane, len) {
             Some(room) => room,
-            None => {
-                self.refresh(lane, released)?;
-                self.try_place(lane, len).ok_or(NoRoom::Full)?
-            }
+            None => self.look_and_place(lane, released, len)?,
         };
         let position = match room.place {
             Place::Cell => self.bytes_head,
@@ -384,6 +394,12 @@ impl LaneWriter {
         Ok(room)
     }
 
+    #[cold]
+    fn look_and_place(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
+        self.refresh(lane, released)?;
+        self.try_place(lane, len).ok_or(NoRoom::Full)
+    }
+
     /// Whether [`reserve`](Self::reserve) would find room.
     pub fn has_room(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<bool, NoRoom> {
         if self.try_place(lane, len).is_some() {
@@ -396,9 +412,19 @@ impl LaneWriter {
     /// Whether half of the bytes are taken by what is not released: time to ask for more, before there is none.
     #[inline]
     pub fn is_short_of_bytes(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> bool {
-        let is_short = |me: &Self| me.bytes_head.wrapping_sub(me.bytes_tail) > lane.bytes() / 2;
-        // What is known may be old. Damage shows when room is reserved.
-        is_short(self) && self.refresh(lane, released).is_ok() && is_short(self)
+        // What is known may be old.
+        self.has_half_the_bytes(lane) && self.is_still_short(lane, released)
+    }
+
+    #[inline]
+    fn has_half_the_bytes(&self, lane: &Lane<'_>) -> bool {
+        self.bytes_head.wrapping_sub(self.bytes_tail) > lane.bytes() / 2
+    }
+
+    #[cold]
+    fn is_still_short(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> bool {
+        // Damage shows when room is reserved.
+        self.refresh(lane, released).is_ok() && self.has_half_the_bytes(lane)
     }
 
     /// Where a payload of `len` bytes would begin: at the head, or at the start of the ring if it would wrap.

@@ -266,10 +266,16 @@ impl Follower {
     /// The next command, if it is published. Until [`advance`](Self::advance) it stays the next.
     #[inline]
     pub fn peek(&mut self, order: &Order<'_>) -> Result<Option<Step>, Fault> {
-        if self.left == 0 && !self.open(order)? {
-            return Ok(None);
-        }
-        Ok(Some(Step { seq: self.next, lane: self.lane, cell: self.cell }))
+        let is_there = self.left > 0 || self.open(order)?;
+        Ok(is_there.then_some(Step { seq: self.next, lane: self.lane, cell: self.cell }))
+    }
+
+    /// How many commands can be gone past without another look at the ring: from the one that
+    /// [`peek`](Self::peek) showed to the end of its run.
+    #[inline]
+    #[must_use]
+    pub fn left(&self) -> u32 {
+        self.left
     }
 
     /// Goes past the command that [`peek`](Self::peek) showed.

@@ -224,16 +224,18 @@ impl Orderer {
 
     /// Orders what is queued, in at most `budget` runs.
     pub fn turn(&mut self, s: &Shared<'_>, budget: u32) -> Turn {
-        let (before, mut runs) = (self.next, 0);
-        // Tickets that are passed over count as well: a lane that is not heard can still fill the queue.
-        let stopped = (0..budget).find_map(|_| match self.order_one(s) {
-            Ok(ordered) => {
-                runs += u32::from(ordered);
-                None
+        let (before, mut runs, mut left) = (self.next, 0, budget);
+        let stop = loop {
+            if left == 0 {
+                break Stop::Budget;
             }
-            Err(stop) => Some(stop),
-        });
-        let stop = stopped.unwrap_or(Stop::Budget);
+            // Tickets that are passed over count as well: a lane that is not heard can still fill the queue.
+            left -= 1;
+            match self.order_one(s) {
+                Ok(ordered) => runs += u32::from(ordered),
+                Err(stop) => break stop,
+            }
+        };
         self.settle(s);
         if self.look_at_gates {
             self.look_at_gates = false;

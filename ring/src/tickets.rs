@@ -187,27 +187,34 @@ impl Enqueuer {
         ticket: Ticket,
         void_before: &AtomicU64,
     ) -> Result<u64, Refused> {
-        let mut at = self.next;
-        let mut stale = 0;
+        let (at, before) = (self.next, queue.turn_before(self.next));
+        let word = queue.word(at);
+        // Relaxed: nothing is read on the strength of this word; the swap checks it again.
+        let seen = word.load(Ordering::Relaxed);
+        if turn_of(seen) == before && swap(word, seen, ticket.encode(before.wrapping_add(1))) {
+            return Ok(self.went_in(queue, ticket, at));
+        }
+        self.enqueue_further_on(queue, ticket, void_before)
+    }
+
+    /// As [`enqueue`](Self::enqueue), when somebody else's ticket was there first.
+    #[inline(never)]
+    fn enqueue_further_on(
+        &mut self,
+        queue: &Tickets<'_>,
+        ticket: Ticket,
+        void_before: &AtomicU64,
+    ) -> Result<u64, Refused> {
+        let (mut at, mut stale) = (self.next, 0);
         loop {
             let before = queue.turn_before(at);
             let word = queue.word(at);
-            // Relaxed: nothing is read on the strength of this word; the swap checks it again.
+            // Relaxed: as in `enqueue`.
             let seen = word.load(Ordering::Relaxed);
             let ahead = turn_of(seen).wrapping_sub(before) as i32;
             if ahead == 0 {
-                let mine = ticket.encode(before.wrapping_add(1));
-                // ORDERING [T1]: Release; pairs with the Acquire in `peek`. The cells and payloads are written
-                // before. Neither acquire nor an ordering for the failure is needed: nothing is read here.
-                if word.compare_exchange(seen, mine, Ordering::Release, Ordering::Relaxed).is_ok() {
-                    crash_point!("ticket.in");
-                    self.next = at.wrapping_add(1);
-                    // Never behind a close ticket: the hint must not lead anyone past it.
-                    if self.next.is_multiple_of(LINE) && ticket != Ticket::Close {
-                        queue.hint.store(self.next, Ordering::Relaxed);
-                        crash_point!("ticket.hint");
-                    }
-                    return Ok(at);
+                if swap(word, seen, ticket.encode(before.wrapping_add(1))) {
+                    return Ok(self.went_in(queue, ticket, at));
                 }
             } else if ahead > 0 {
                 // Taken: in this turn, or in one so many turns on.
@@ -227,6 +234,26 @@ impl Enqueuer {
             }
         }
     }
+
+    #[inline]
+    fn went_in(&mut self, queue: &Tickets<'_>, ticket: Ticket, at: u64) -> u64 {
+        crash_point!("ticket.in");
+        self.next = at.wrapping_add(1);
+        // Never behind a close ticket: the hint must not lead anyone past it.
+        if self.next.is_multiple_of(LINE) && ticket != Ticket::Close {
+            queue.hint.store(self.next, Ordering::Relaxed);
+            crash_point!("ticket.hint");
+        }
+        at
+    }
+}
+
+/// Puts a ticket in the place of one of the turn before; whether nobody was faster.
+#[inline]
+fn swap(word: &AtomicU64, seen: u64, mine: u64) -> bool {
+    // ORDERING [T1]: Release; pairs with the Acquire in `peek`. The cells and payloads are written before. Neither
+    // acquire nor an ordering for the failure is needed: nothing is read here.
+    word.compare_exchange(seen, mine, Ordering::Release, Ordering::Relaxed).is_ok()
 }
 
 /// Jumps to the shared hint if that is further on, by less than a queue.

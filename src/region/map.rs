@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use memmap2::{MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
 use seriatim_ring::errors::{ErrorLog, ErrorSlot};
-use seriatim_ring::lane::{Cell, Lane, Place};
+use seriatim_ring::lane::{Cell, Lane};
 use seriatim_ring::order::{Order, Slot};
 use seriatim_ring::pad::Padded;
 use seriatim_ring::sequencer::Shared;
@@ -64,10 +64,20 @@ unsafe impl Words for Padded<AtomicU64> {}
 pub(crate) struct Map {
     base: NonNull<u8>,
     layout: Layout,
+    /// Where each lane lies, so that nobody computes it for a command.
+    lanes: Box<[LaneParts]>,
     /// Dropped before the mapping.
     guard: OnceLock<Guard>,
     /// Keeps the mapping.
     raw: MmapRaw,
+}
+
+/// A lane's parts in the mapping.
+#[derive(Debug)]
+struct LaneParts {
+    page: NonNull<LanePage>,
+    cells: NonNull<[Cell]>,
+    words: NonNull<[AtomicU64]>,
 }
 
 // SAFETY: [M3] all access through `&Map` is by atomic words; raw pointers are handed to `payload`, which argues
@@ -86,7 +96,9 @@ impl Map {
         // The mapping of a non-empty file is never at address 0.
         let base =
             NonNull::new(raw.as_mut_ptr()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        Ok(Map { base, layout, guard: OnceLock::new(), raw })
+        let mut map = Map { base, layout, lanes: Box::default(), guard: OnceLock::new(), raw };
+        map.lanes = (0..=layout.geometry.producers as u16).map(|lane| map.parts_of(lane)).collect();
+        Ok(map)
     }
 
     #[cfg(test)]
@@ -211,15 +223,28 @@ impl Map {
 
     #[inline]
     pub(crate) fn lane_page(&self, lane: u16) -> &LanePage {
-        self.one(self.layout.lane(lane).page)
+        // SAFETY: [M1, M3] made from a reference into this mapping, which `self` keeps.
+        unsafe { self.lanes[usize::from(lane)].page.as_ref() }
+    }
+
+    fn parts_of(&self, lane: u16) -> LaneParts {
+        let at = self.layout.lane(lane);
+        LaneParts {
+            page: NonNull::from_ref(self.one(at.page)),
+            cells: NonNull::from_ref(self.many(at.cells, at.cell_count)),
+            words: NonNull::from_ref(self.many(at.bytes, at.byte_count / 8)),
+        }
     }
 
     /// Lane `lane`, which exists: numbers from the region are checked against the geometry before.
     #[inline]
     pub(crate) fn lane(&self, lane: u16) -> Lane<'_> {
-        let at = self.layout.lane(lane);
-        let page: &LanePage = self.one(at.page);
-        Lane::new(&page.claimed, self.many(at.cells, at.cell_count), self.many(at.bytes, at.byte_count / 8))
+        let LaneParts { cells, words, .. } = &self.lanes[usize::from(lane)];
+        // SAFETY: [M1, M3] made from a reference into this mapping, which `self` keeps.
+        let cells = unsafe { cells.as_ref() };
+        // SAFETY: [M1, M3] as above.
+        let words = unsafe { words.as_ref() };
+        Lane::new(&self.lane_page(lane).claimed, cells, words)
     }
 
     #[inline]
@@ -245,20 +270,6 @@ impl Map {
             own: self.lane(0),
             bells: self.bells(),
             lane_cells: self.layout.geometry.lane_cells,
-        }
-    }
-
-    /// Where the payload at `place` of cell `cell` begins. The place lies inside the lane: it was reserved by
-    /// [`LaneWriter`](seriatim_ring::lane::LaneWriter) or checked by [`Lane::read`].
-    #[inline]
-    pub(crate) fn payload(&self, lane: u16, cell: u64, place: Place) -> NonNull<u8> {
-        let at = self.layout.lane(lane);
-        match place {
-            Place::Cell => {
-                let slot = cell & (at.cell_count - 1);
-                self.pointer(at.cells + slot * size_of::<Cell>() as u64 + Cell::INLINE_OFFSET as u64)
-            }
-            Place::Bytes(offset) => self.pointer(at.bytes + offset as u64),
         }
     }
 }

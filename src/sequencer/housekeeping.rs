@@ -82,7 +82,18 @@ impl Sequencer {
 
     /// Lets in who asks, drops the gates of those who left or died, says so in the order. Cheap while nobody
     /// asked and nothing is open; `now` asks the kernel about the living at once.
+    #[inline]
     pub(super) fn keep_house(&mut self, now: bool) -> bool {
+        let nothing_new = !self.unsettled && self.region.map().bells().requests() == self.seen_requests;
+        if nothing_new && !now && self.turns_to_look > 0 {
+            self.turns_to_look -= 1;
+            return false;
+        }
+        self.look_after_all(now)
+    }
+
+    #[inline(never)]
+    fn look_after_all(&mut self, now: bool) -> bool {
         let due = self.is_look_due(now);
         if due {
             self.watch.look(&self.region, sys::monotonic_ns());

@@ -25,7 +25,7 @@ use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::error_log::ErrorCode;
 use crate::fold::Fold;
-use crate::fork;
+use crate::fork::{self, Alarm};
 use crate::liveness::{Lock, Role};
 use crate::name::Name;
 use crate::process::{NotKilled, Process};
@@ -180,6 +180,7 @@ pub struct SequencerStats {
 #[derive(Debug)]
 pub struct Sequencer {
     region: Region,
+    alarm: Alarm,
     orderer: Orderer,
     _lock: Lock,
     stats: SequencerStats,
@@ -308,6 +309,7 @@ impl Sequencer {
         let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
         let epoch = reign.epoch.load(Ordering::Relaxed);
         let mut sequencer = Sequencer {
+            alarm: Alarm::of_this_process(),
             orderer,
             _lock: lock,
             stats: SequencerStats { epoch, ..SequencerStats::default() },
@@ -369,7 +371,7 @@ impl Sequencer {
     /// # Errors
     /// The last index is used up.
     pub fn poll(&mut self, budget: usize) -> Result<Turn, SequencerError> {
-        if fork::is_disturbed() || self.look_at_file {
+        if self.alarm.is_raised() || self.look_at_file {
             self.check_file()?;
         }
         let measured = self.measure_cpu && self.orderer.has_work(&self.region.map().shared());
@@ -385,6 +387,7 @@ impl Sequencer {
         Ok(turn)
     }
 
+    #[inline(always)]
     fn turn(&mut self, budget: usize) -> Result<Turn, SequencerError> {
         self.region.map().control().pulse.turns.store(self.stats.turns + 1, Ordering::Relaxed);
         let mut news = self.keep_house(false);
