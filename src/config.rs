@@ -124,7 +124,7 @@ impl Config {
     }
 
     /// Bytes of each lane for payloads over 40 bytes: a power of two from 128 to 2^40, default 4 MiB. A payload
-    /// can be half of it.
+    /// can be half of it, and has less than 4 GiB.
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.geometry.lane_bytes = bytes;
         self
@@ -173,7 +173,7 @@ impl Config {
         self
     }
 
-    /// The longest payload of a command in bytes: half of a lane's bytes, and 40 in any case.
+    /// The longest payload of a command in bytes: half of a lane's bytes, 40 in any case, and less than 4 GiB.
     #[must_use]
     pub fn max_payload(&self) -> u64 {
         max_payload(self.geometry.lane_bytes)
@@ -252,6 +252,14 @@ mod tests {
     fn the_default_has_the_size_that_is_documented() {
         let bytes = Config::new().region_bytes().unwrap();
         assert!((34 << 20..=35 << 20).contains(&bytes), "{bytes}");
+    }
+
+    #[test]
+    fn a_payload_is_half_a_lane_and_less_than_4_gib() {
+        assert_eq!(Config::new().lane_bytes(1 << 32).max_payload(), 1 << 31);
+        for shift in 33..=40 {
+            assert_eq!(Config::new().lane_bytes(1 << shift).max_payload(), u64::from(u32::MAX));
+        }
     }
 
     #[test]

@@ -36,9 +36,21 @@ pub enum CreateError {
         /// Bytes that the file system had left.
         free: u64,
     },
-    /// The machine's pages are larger than the format's.
-    #[error("pages of this machine have {found} bytes, regions need {expected}")]
+    /// The rights of the directory do not allow it.
+    #[error("no right to make {path:?}: its directory has owner uid {owner}, mode {mode:04o}")]
+    Rights {
+        /// The path.
+        path: PathBuf,
+        /// User id of the directory's owner.
+        owner: u32,
+        /// The directory's permission bits.
+        mode: u32,
+    },
+    /// The pages of the machine, or of the file system, are larger than the format's.
+    #[error("{path:?}: its pages have {found} bytes, regions need {expected}")]
     PageSize {
+        /// The path.
+        path: PathBuf,
         /// What the machine has.
         found: u64,
         /// What the format has.
@@ -155,12 +167,16 @@ pub enum AttachError {
         expected: String,
     },
     /// The region is opened read-only, and parties write.
-    #[error("{path:?} is opened read-only: {what} needs write access")]
+    #[error("{path:?} is opened read-only: {what} needs write access; owner uid {owner}, mode {mode:04o}")]
     ReadOnly {
         /// The path.
         path: PathBuf,
         /// What was to be attached.
         what: &'static str,
+        /// User id of the file's owner.
+        owner: u32,
+        /// The file's permission bits.
+        mode: u32,
     },
     /// The name cannot be one.
     #[error(transparent)]
@@ -258,6 +274,23 @@ pub enum RemoveError {
         path: PathBuf,
         /// Who is attached.
         parties: Vec<String>,
+    },
+    /// The rights do not allow it: of a directory with the sticky bit, only its owner and that of the file remove it.
+    #[error(
+        "no right to remove {path:?}: owner uid {owner}, mode {mode:04o}; its directory has owner uid \
+         {directory_owner}, mode {directory_mode:04o}"
+    )]
+    Rights {
+        /// The path.
+        path: PathBuf,
+        /// User id of the file's owner.
+        owner: u32,
+        /// The file's permission bits.
+        mode: u32,
+        /// User id of the directory's owner.
+        directory_owner: u32,
+        /// The directory's permission bits.
+        directory_mode: u32,
     },
     /// A system call failed.
     #[error("cannot remove {path:?}: {source}")]

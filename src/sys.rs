@@ -155,10 +155,58 @@ fn clock_ns(clock: libc::clockid_t) -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// The kernel's number of this thread.
+pub(crate) fn thread_id() -> u32 {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() as u32 }
+}
+
+/// The CPUs that this thread may run on, ascending.
+pub(crate) fn affinity() -> io::Result<Vec<usize>> {
+    let mut mask = [0_u64; CPU_WORDS];
+    // SAFETY: the mask has as many bytes as the call may write; 0 is this thread.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
+    check(got as libc::c_int)?;
+    Ok((0..CPU_WORDS * 64).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1).collect())
+}
+
+/// Lets this thread run on these CPUs only.
+pub(crate) fn set_affinity(cpus: &[usize]) -> io::Result<()> {
+    let mut mask = [0_u64; CPU_WORDS];
+    for &cpu in cpus {
+        *mask.get_mut(cpu / 64).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))? |= 1 << (cpu % 64);
+    }
+    // SAFETY: the mask has as many bytes as the call may read; 0 is this thread.
+    let set = unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size_of_val(&mask), mask.as_ptr()) };
+    check(set as libc::c_int).map(drop)
+}
+
+/// Words of a mask of CPUs: for as many as any kernel is built for.
+const CPU_WORDS: usize = 8192 / 64;
+
 /// Size of a page in bytes.
 pub(crate) fn page_size() -> u64 {
     // SAFETY: plain number.
     unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+}
+
+/// Size of the pages that a file is mapped by: of hugetlbfs its own, of all others the machine's.
+pub(crate) fn page_size_of(file: &File) -> io::Result<u64> {
+    let stat = file_system(file)?;
+    Ok(if stat.f_type == libc::HUGETLBFS_MAGIC { stat.f_bsize as u64 } else { page_size() })
+}
+
+/// Whether a file lies in memory, on tmpfs.
+pub(crate) fn is_on_tmpfs(file: &File) -> bool {
+    file_system(file).is_ok_and(|stat| stat.f_type == libc::TMPFS_MAGIC)
+}
+
+fn file_system(file: &File) -> io::Result<libc::statfs> {
+    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `stat` has room for what the call writes.
+    check(unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded and has filled it in.
+    Ok(unsafe { stat.assume_init() })
 }
 
 /// The kernel's start time of a process, in its ticks since boot; `None` if there is no such process here.

@@ -253,12 +253,19 @@ impl<'a> Lane<'a> {
     }
 }
 
-/// The longest payload of a lane with so many bytes.
+/// The longest payload of a lane with so many bytes: half of them, whatever fits into a cell, and no more than a
+/// cell's length can say.
 #[inline]
 #[must_use]
 pub const fn max_payload(lane_bytes: u64) -> u64 {
     let half = lane_bytes / 2;
-    if half > INLINE as u64 { half } else { INLINE as u64 }
+    if half > u32::MAX as u64 {
+        u32::MAX as u64
+    } else if half > INLINE as u64 {
+        half
+    } else {
+        INLINE as u64
+    }
 }
 
 /// Room for one command, reserved and not yet queued.

@@ -76,7 +76,13 @@ impl Region {
             return Err(CreateError::Exists { path });
         }
         let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("/"));
-        let new = NewFile::in_dir(dir).map_err(io_error(&path, "create"))?;
+        let new = NewFile::in_dir(dir).map_err(|source| match dir.metadata() {
+            Ok(directory) if is_refusal(&source) && directory.is_dir() => {
+                let (owner, mode) = owner_and_mode(&directory);
+                CreateError::Rights { path: path.clone(), owner, mode }
+            }
+            _ => io_error(&path, "create")(source),
+        })?;
         let identity = format(&new.file, &path, config, layout)?;
         new.publish(&path).map_err(|e| match e.kind() {
             io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.clone() },
@@ -181,7 +187,17 @@ impl Region {
         if region.file_state() != FileState::Here {
             return Err(AttachError::NotFound { path }.into());
         }
-        fs::remove_file(&path).map_err(failed(&path))
+        fs::remove_file(&path).map_err(|source| {
+            let directory = path.parent().map(fs::metadata);
+            match (region.file().metadata(), directory) {
+                (Ok(file), Some(Ok(directory))) if is_refusal(&source) => {
+                    let (owner, mode) = owner_and_mode(&file);
+                    let (directory_owner, directory_mode) = owner_and_mode(&directory);
+                    RemoveError::Rights { path: path.clone(), owner, mode, directory_owner, directory_mode }
+                }
+                _ => failed(&path)(source),
+            }
+        })
     }
 
     /// The path that it was opened by, absolute; of an anonymous region one that other processes can use.
@@ -241,13 +257,19 @@ impl Region {
     /// Makes parts writable for a party that is about to attach.
     pub(crate) fn make_writable(&self, what: &'static str, parts: &[Part]) -> Result<(), AttachError> {
         if !self.is_writable() {
-            return Err(AttachError::ReadOnly { path: self.path().into(), what });
+            let file = self.file().metadata().map_err(AttachError::io(self.path(), "look at"))?;
+            let (owner, mode) = owner_and_mode(&file);
+            return Err(AttachError::ReadOnly { path: self.path().into(), what, owner, mode });
         }
         for &part in parts {
             self.map().make_writable(part).map_err(AttachError::io(self.path(), "make writable"))?;
         }
         Ok(())
     }
+}
+
+fn owner_and_mode(file: &fs::Metadata) -> (u32, u32) {
+    (file.uid(), file.permissions().mode() & 0o7777)
 }
 
 fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> CreateError {
@@ -294,9 +316,9 @@ impl Drop for NewFile {
 
 /// Reserves the pages of a new file and writes what a region begins with.
 fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<Identity, CreateError> {
-    let page = sys::page_size();
-    if page != PAGE {
-        return Err(CreateError::PageSize { found: page, expected: PAGE });
+    let found = sys::page_size_of(file).map_err(io_error(path, "ask for the page size of"))?;
+    if found != PAGE {
+        return Err(CreateError::PageSize { path: path.into(), found, expected: PAGE });
     }
     let free = sys::bytes_free(file).unwrap_or(0);
     sys::reserve(file, layout.total).map_err(|e| match e.raw_os_error() {
@@ -372,12 +394,10 @@ fn refused(path: &Path, e: io::Error) -> AttachError {
         Ok(file) if is_refusal(&e) && !file.is_file() => {
             AttachError::NotAFile { path: path.into(), found: kind_name(file.file_type()) }
         }
-        Ok(file) if is_refusal(&e) => AttachError::Rights {
-            path: path.into(),
-            what: "read",
-            owner: file.uid(),
-            mode: file.permissions().mode() & 0o7777,
-        },
+        Ok(file) if is_refusal(&e) => {
+            let (owner, mode) = owner_and_mode(&file);
+            AttachError::Rights { path: path.into(), what: "read", owner, mode }
+        }
         _ => AttachError::Io { path: path.into(), what: "open", source: e },
     }
 }

@@ -96,7 +96,7 @@ impl Sequencer {
         sequencer.watch.stall_after(config.stall_after);
         let asked = Arc::new(AtomicU8::new(RUN));
         let (pinned, is_pinned) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name("seriatim-seq".into()).spawn({
+        let thread = std::thread::Builder::new().name(affinity::SEQUENCER_THREAD.into()).spawn({
             let asked = Arc::clone(&asked);
             move || {
                 let pin = config.core.map_or(Ok(()), affinity::pin);

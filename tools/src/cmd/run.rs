@@ -182,11 +182,26 @@ fn deal_cpus(pin: &Pin, parties: u64) -> Result<(Vec<Option<usize>>, String)> {
     if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
         bail!("CPU {cpu} is not among those allowed to this process: {}", Pin::Cpus(allowed.clone()));
     }
-    let dealt = cpus.iter().copied().cycle().map(Some).take(parties as usize).collect();
+    let dealt: Vec<_> = cpus.iter().copied().cycle().map(Some).take(parties as usize).collect();
+    if let Some(clash) = clash(dealt.iter().copied().flatten()) {
+        complain(format_args!("{clash}"));
+    }
     Ok((
         dealt,
         format!("pinned to CPUs {}", Pin::Cpus(cpus.iter().copied().take(parties as usize).collect())),
     ))
+}
+
+/// Two of these CPUs that are one, or of one core.
+fn clash(cpus: impl Iterator<Item = usize>) -> Option<affinity::Clash> {
+    let mut before = Vec::new();
+    for cpu in cpus {
+        if let Some(&other) = before.iter().find(|&&other| affinity::share_a_core(cpu, other)) {
+            return Some(affinity::Clash(cpu, other));
+        }
+        before.push(cpu);
+    }
+    None
 }
 
 /// A copy of the input without a name, and where other processes find it.
