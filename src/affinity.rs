@@ -132,7 +132,9 @@ pub fn unpin() -> std::io::Result<()> {
 fn pinned_elsewhere() -> Vec<usize> {
     let numbered = |folder: &Path| -> Vec<PathBuf> {
         let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-        entries.filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit())).collect()
+        entries
+            .filter(|path| path.file_name().is_some_and(|name| name.as_encoded_bytes()[0].is_ascii_digit()))
+            .collect()
     };
     let this = Path::new("/proc").join(std::process::id().to_string());
     let mut cpus = Vec::new();
@@ -173,7 +175,10 @@ impl fmt::Display for Clash {
         if one == other {
             write!(f, "two threads are pinned to CPU {one}: they take turns there")
         } else {
-            write!(f, "threads are pinned to CPUs {one} and {other}, which are one core: they slow each other down")
+            write!(
+                f,
+                "threads are pinned to CPUs {one} and {other}, which are one core: they slow each other down"
+            )
         }
     }
 }
@@ -195,7 +200,8 @@ fn limit(cpu: usize) -> Limit {
 fn cpuset_files() -> Vec<PathBuf> {
     let Ok(group) = fs::read_to_string("/proc/self/cpuset") else { return Vec::new() };
     let group = group.trim().trim_start_matches('/');
-    let files = [("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus")];
+    let files =
+        [("", "cpuset.cpus.effective"), ("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus")];
     files.map(|(mount, file)| Path::new("/sys/fs/cgroup").join(mount).join(group).join(file)).into()
 }
 
@@ -216,7 +222,9 @@ mod tests {
     fn a_cpu_that_is_not_there_is_named_with_those_that_are() {
         for missing in [1000, 4096, usize::MAX] {
             let error = pin(missing).unwrap_err();
-            let PinError::NotAllowed { cpu, allowed, limit: Limit::Machine } = &error else { panic!("{error}") };
+            let PinError::NotAllowed { cpu, allowed, limit: Limit::Machine } = &error else {
+                panic!("{error}")
+            };
             assert!(*cpu == missing && !allowed.is_empty());
             let text = error.to_string();
             assert!(text.contains(&missing.to_string()) && text.contains(&format!("{allowed:?}")), "{text}");

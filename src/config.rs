@@ -17,6 +17,22 @@ pub enum WithoutWorkers {
     Discard,
 }
 
+/// Whether a region gets huge pages: fewer entries in the processor's page tables for large regions.
+///
+/// The file systems in memory that have them are those of kind tmpfs, mounted with `huge=advise`, `within_size` or
+/// `always`. hugetlbfs is not one of them: its pages are too large to give each party its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HugePages {
+    /// Not asked for. A file system that gives them by itself does so still.
+    #[default]
+    No,
+    /// If they can be had; if not, a warning is logged and the region is made without.
+    Try,
+    /// All of the region but what is less than one such page, or no region.
+    Require,
+}
+
 /// How to make a region. Each setter takes a value; what is out of range is refused when the region is made.
 ///
 /// The defaults make a region of 35 MiB: 8 producers with 4,096 commands and 4 MiB outstanding each, 16 workers.
@@ -37,6 +53,7 @@ pub struct Config {
     pub(crate) mode: u32,
     pub(crate) group: Option<u32>,
     pub(crate) pretouch: bool,
+    pub(crate) huge_pages: HugePages,
     pub(crate) without_workers: WithoutWorkers,
     pub(crate) first_index: u64,
 }
@@ -98,6 +115,7 @@ impl Default for Config {
             mode: 0o600,
             group: None,
             pretouch: true,
+            huge_pages: HugePages::No,
             without_workers: WithoutWorkers::Hold,
             first_index: 0,
         }
@@ -158,6 +176,12 @@ impl Config {
     /// later; default yes. Pages are reserved in any case.
     pub fn pretouch(mut self, yes: bool) -> Self {
         self.pretouch = yes;
+        self
+    }
+
+    /// Whether to ask for huge pages; default [`HugePages::No`]. Pages are touched then in any case.
+    pub fn huge_pages(mut self, what: HugePages) -> Self {
+        self.huge_pages = what;
         self
     }
 

@@ -56,6 +56,9 @@ pub enum CreateError {
         /// What the format has.
         expected: u64,
     },
+    /// Huge pages are required and cannot be had.
+    #[error(transparent)]
+    HugePages(#[from] NoHugePages),
     /// A system call failed.
     #[error("cannot {what} {path:?}: {source}")]
     Io {
@@ -63,6 +66,52 @@ pub enum CreateError {
         path: PathBuf,
         /// What was tried.
         what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// A region did not get the huge pages that were asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no huge pages for {path:?}: {wanted} bytes wanted in pages of {size}, {found} had: {why}")]
+#[non_exhaustive]
+pub struct NoHugePages {
+    /// The region's path.
+    pub path: PathBuf,
+    /// Size of a huge page in bytes.
+    pub size: u64,
+    /// Bytes that were to lie in huge pages.
+    pub wanted: u64,
+    /// Bytes that would have.
+    pub found: u64,
+    /// What is missing, as far as that is known.
+    pub why: &'static str,
+}
+
+/// A region could not be locked in memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LockError {
+    /// The process may not lock so much.
+    #[error(
+        "cannot lock {path:?} in memory: {wanted} bytes wanted, RLIMIT_MEMLOCK is {limit} bytes, {locked} of them \
+         in use"
+    )]
+    Limit {
+        /// The region's path.
+        path: PathBuf,
+        /// Bytes of the region.
+        wanted: u64,
+        /// Bytes that the process may lock.
+        limit: u64,
+        /// Bytes that it has locked.
+        locked: u64,
+    },
+    /// The system call failed.
+    #[error("cannot lock {path:?} in memory: {source}")]
+    Io {
+        /// The region's path.
+        path: PathBuf,
         /// The system's answer.
         source: io::Error,
     },

@@ -154,8 +154,8 @@ mod worker;
 
 use std::fmt;
 
-pub use config::{Config, ConfigError, WithoutWorkers};
-pub use error::{AttachError, CreateError, HeaderError, HeldBy, RemoveError};
+pub use config::{Config, ConfigError, HugePages, WithoutWorkers};
+pub use error::{AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, RemoveError};
 pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use fold::Corrupt;
 pub use name::{Name, NameError};

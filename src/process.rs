@@ -74,6 +74,11 @@ impl Process {
         Process { pid, started: sys::start_time_of(pid).unwrap_or(0) }
     }
 
+    /// Whether it is a process of this pid namespace, and there.
+    pub(crate) fn is_there(self) -> bool {
+        self.check().is_ok()
+    }
+
     fn check(self) -> Result<(), NotKilled> {
         let Process { pid, started: expected } = self;
         match sys::start_time_of(pid) {

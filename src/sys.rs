@@ -184,6 +184,14 @@ pub(crate) fn set_affinity(cpus: &[usize]) -> io::Result<()> {
 /// Words of a mask of CPUs: for as many as any kernel is built for.
 const CPU_WORDS: usize = 8192 / 64;
 
+/// How many bytes this process may lock in memory.
+pub(crate) fn lock_limit() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: `limit` has room for what the call writes. It cannot fail for a limit that exists.
+    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    limit.rlim_cur
+}
+
 /// Size of a page in bytes.
 pub(crate) fn page_size() -> u64 {
     // SAFETY: plain number.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::header::{HEADER_BYTES, Identity, Uuid};
 use super::layout::Section;
-use super::open_file;
+use super::{memory, open_file};
 use crate::error::{AttachError, HeaderError};
 use crate::sys;
 
@@ -20,6 +20,8 @@ pub struct Inspection {
     pub file_bytes: u64,
     /// Bytes of it that are really there.
     pub resident_bytes: u64,
+    /// Bytes of it that lie in huge pages; `None` if that cannot be told.
+    pub huge_bytes: Option<u64>,
     /// Its permission bits.
     pub mode: u32,
     /// User id of its owner.
@@ -34,7 +36,7 @@ pub struct Inspection {
     pub problems: Vec<String>,
 }
 
-/// Looks at a region file by reading it: needs no sequencer, maps nothing, changes nothing, and says what is
+/// Looks at a region file by reading it: needs no sequencer, changes nothing, and says what is
 /// wrong with a damaged file.
 ///
 /// # Errors
@@ -46,6 +48,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
     let mut inspection = Inspection {
         file_bytes: metadata.len(),
         resident_bytes: metadata.blocks() * 512,
+        huge_bytes: None,
         mode: metadata.permissions().mode() & 0o7777,
         owner: metadata.uid(),
         group: metadata.gid(),
@@ -59,6 +62,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
             inspection.identity = Some(identity);
             inspection.sections = layout.sections();
             inspection.check(layout.total);
+            inspection.huge_bytes = memory::huge_bytes_of(&file, layout);
         }
         Err(source @ (HeaderError::NotARegion { .. } | HeaderError::Version { .. })) => {
             return Err(AttachError::Header { path, source });

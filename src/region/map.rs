@@ -29,6 +29,7 @@ use seriatim_ring::tickets::Tickets;
 
 use super::guard::Guard;
 use super::layout::{ERROR_SLOTS, HINT_BYTES, Layout, Part};
+use super::memory;
 
 /// Types that consist of atomic words.
 ///
@@ -132,6 +133,27 @@ impl Map {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             other => other,
         }
+    }
+
+    /// Asks for huge pages, for those that are not there yet.
+    pub(crate) fn ask_for_huge_pages(&self) -> io::Result<()> {
+        self.raw.advise(memmap2::Advice::HugePage)
+    }
+
+    /// Has the kernel enter all pages into this process's page tables, reading none.
+    pub(crate) fn enter_all(&self) -> io::Result<()> {
+        self.raw.advise(memmap2::Advice::PopulateRead)
+    }
+
+    /// Bytes of this mapping that lie in huge pages.
+    pub(crate) fn huge_bytes(&self) -> io::Result<u64> {
+        let start = self.raw.as_ptr() as usize;
+        memory::huge_bytes(start..start + self.raw.len())
+    }
+
+    /// Locks this mapping in memory, and no other.
+    pub(crate) fn lock(&self) -> io::Result<()> {
+        self.raw.lock()
     }
 
     /// Makes the pages of a part writable in this mapping. Needs a descriptor that was opened for writing.

@@ -6,6 +6,7 @@ pub(crate) mod header;
 pub(crate) mod inspect;
 pub(crate) mod layout;
 pub(crate) mod map;
+pub(crate) mod memory;
 pub(crate) mod snapshot;
 
 use std::fs::{self, File};
@@ -17,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::Seq;
 
-use crate::config::Config;
+use crate::config::{Config, HugePages};
 use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
@@ -321,6 +322,9 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         return Err(CreateError::PageSize { path: path.into(), found, expected: PAGE });
     }
     let free = sys::bytes_free(file).unwrap_or(0);
+    if config.huge_pages != HugePages::No {
+        memory::take_huge_pages(file, layout).map_err(io_error(path, "size"))?;
+    }
     sys::reserve(file, layout.total).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
             CreateError::NoSpace { path: path.into(), wanted: layout.total, free }
@@ -329,8 +333,11 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
     })?;
     crash_point!("create.reserved");
     let map = Map::new(file, layout, true).map_err(io_error(path, "map"))?;
-    if config.pretouch {
+    if config.pretouch || config.huge_pages != HugePages::No {
         map.populate().map_err(io_error(path, "touch the pages of"))?;
+    }
+    if config.huge_pages != HugePages::No {
+        memory::check_huge_pages(&map, file, path, config.huge_pages == HugePages::Require)?;
     }
     map.control().start_at(Seq::new(config.first_index), 0);
     crash_point!("create.formatted");

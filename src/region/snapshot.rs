@@ -59,6 +59,8 @@ pub struct PartyStatus {
     /// It lives, has something to do, and has not moved for a second: it may be stopped, slow or stuck. That is
     /// not a death, and nothing is taken from it.
     pub suspect: bool,
+    /// Whether it has the region locked in memory; `None` if it is dead, or the kernel does not tell.
+    pub locked: Option<bool>,
 }
 
 /// A producer's lane.
@@ -198,7 +200,15 @@ impl Region {
         // A time that is still to come is that of another clock, and says nothing for it.
         let is_late = age(looked).is_none_or(|age| age >= SUSPECT);
         let suspect = alive && has_work && is_late;
-        PartyStatus { name: String::new(), pid: self.sequencer_pid(), alive, attached: alive, suspect }
+        let locked = if alive { self.is_locked_by(self.sequencer_process()) } else { None };
+        PartyStatus {
+            name: String::new(),
+            pid: self.sequencer_pid(),
+            alive,
+            attached: alive,
+            suspect,
+            locked,
+        }
     }
 
     pub(crate) fn sequencer_pid(&self) -> u32 {
@@ -213,7 +223,10 @@ impl Region {
 
     fn party_status(&self, party: &Party, name: Name, role: Role, attached: bool) -> PartyStatus {
         let pid = party.pid.load(Ordering::Relaxed) as u32;
-        PartyStatus { name: name.to_string(), pid, alive: self.is_alive(role), attached, suspect: false }
+        let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
+        let alive = self.is_alive(role);
+        let locked = if alive { self.is_locked_by(process) } else { None };
+        PartyStatus { name: name.to_string(), pid, alive, attached, suspect: false, locked }
     }
 
     fn producer_status(&self, lane: u16) -> Option<ProducerStatus> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use seriatim::Config;
+use seriatim::{Config, HugePages};
 
 /// How large the parts of a region are. What is not given is the library's choice.
 #[derive(Debug, Clone, Default, Args)]
@@ -64,6 +64,15 @@ pub(crate) fn mode(text: &str) -> Result<u32> {
     let mode = u32::from_str_radix(digits, 8).with_context(|| format!("`{text}` is no octal number"))?;
     ensure!(mode <= 0o777, "{mode:o} is beyond 777");
     Ok(mode)
+}
+
+/// Whether to ask for huge pages.
+pub(crate) fn huge_pages(text: &str) -> Result<HugePages> {
+    match text {
+        "try" => Ok(HugePages::Try),
+        "require" => Ok(HugePages::Require),
+        _ => bail!("`{text}` is neither `try` nor `require`"),
+    }
 }
 
 /// A group by its name or number.

@@ -5,9 +5,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use seriatim::Region;
 
-/// Opens a region for a party.
-pub(crate) fn to_attach(path: &Path) -> Result<Region> {
-    guarded(Region::attach(path)?)
+/// Opens a region for a party, and locks it in memory if that is asked for.
+pub(crate) fn to_attach(path: &Path, lock: bool) -> Result<Region> {
+    let region = guarded(Region::attach(path)?)?;
+    if lock {
+        region.lock_in_memory()?;
+    }
+    Ok(region)
 }
 
 /// Opens a region for looking at it.

@@ -182,6 +182,8 @@ pub(crate) struct PartyReport {
     pub(crate) attached: bool,
     /// It has something to do and has not moved for a second.
     pub(crate) suspect: bool,
+    /// It has the region locked in memory; none if it is gone or the kernel does not tell.
+    pub(crate) locked: Option<bool>,
 }
 
 impl PartyReport {
@@ -202,6 +204,7 @@ impl From<&PartyStatus> for PartyReport {
             alive: party.alive,
             attached: party.attached,
             suspect: party.suspect,
+            locked: party.locked,
         }
     }
 }

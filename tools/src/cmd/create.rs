@@ -5,10 +5,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{Config, Region};
+use seriatim::{Config, HugePages, Region};
 
 use crate::Outcome;
-use crate::args::{Sizes, group, mode};
+use crate::args::{Sizes, group, huge_pages, mode};
+use crate::log;
 use crate::output::{self, GeometryReport, Report};
 
 const EXAMPLES: &str = "\
@@ -39,6 +40,12 @@ pub(crate) struct Args {
     /// Group that owns the file, by name or number
     #[arg(long, value_name = "GROUP", value_parser = group)]
     group: Option<u32>,
+    /// Ask for huge pages: `try` says so if there are none, `require` makes nothing then
+    #[arg(long, value_name = "HOW", value_parser = huge_pages)]
+    huge_pages: Option<HugePages>,
+    /// First index of the order: to go on from elsewhere, or for tests
+    #[arg(long, value_name = "INDEX")]
+    first_index: Option<u64>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -46,6 +53,7 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
+        log::to_standard_error();
         let mut config = self.sizes.apply(Config::new());
         if let Some(producers) = self.producers {
             config = config.producers(producers);
@@ -58,6 +66,12 @@ impl Args {
         }
         if let Some(group) = self.group {
             config = config.group(group);
+        }
+        if let Some(huge_pages) = self.huge_pages {
+            config = config.huge_pages(huge_pages);
+        }
+        if let Some(index) = self.first_index {
+            config = config.first_index(index);
         }
         let region = Region::create(&self.path, &config)?;
         let report = CreateReport {

@@ -10,6 +10,9 @@ use seriatim::{Identity, Inspection, Section};
 use crate::Outcome;
 use crate::output::{self, Align, GeometryReport, Report, Table};
 
+/// What every region is made of, apart from huge pages.
+const PAGE_BYTES: u64 = 4096;
+
 const EXIT_CODES: &str = "\
 Exit code: 0 when nothing is wrong with it, 1 when it is damaged, 2 when it is no region or cannot be read.";
 
@@ -40,6 +43,10 @@ struct InspectReport {
     path: String,
     bytes: u64,
     resident_bytes: u64,
+    /// Of the smallest pages that it lies in.
+    page_bytes: u64,
+    /// Bytes that lie in huge pages; none if that cannot be told.
+    huge_bytes: Option<u64>,
     /// In octal, as `ls` and `create --mode` have it.
     mode: String,
     uid: u32,
@@ -75,6 +82,8 @@ impl From<&Inspection> for InspectReport {
             path: inspection.path.display().to_string(),
             bytes: inspection.file_bytes,
             resident_bytes: inspection.resident_bytes,
+            page_bytes: PAGE_BYTES,
+            huge_bytes: inspection.huge_bytes,
             mode: format!("{:o}", inspection.mode),
             uid: inspection.owner,
             gid: inspection.group,
@@ -113,6 +122,11 @@ impl Report for InspectReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let InspectReport { path, bytes, resident_bytes, mode, uid, gid, .. } = self;
         writeln!(out, "{path}: {bytes} bytes, {resident_bytes} in memory, mode {mode}, owner {uid}:{gid}")?;
+        match self.huge_bytes {
+            Some(0) => writeln!(out, "in pages of {PAGE_BYTES} bytes")?,
+            Some(huge) => writeln!(out, "in pages of {PAGE_BYTES} bytes, and huge ones: {huge} bytes of it")?,
+            None => {}
+        }
         if let Some(identity) = &self.identity {
             writeln!(out, "region {}, format version {}", identity.uuid, identity.version)?;
             writeln!(out, "made at {} (Unix time) in boot {}", identity.created, identity.boot_id)?;

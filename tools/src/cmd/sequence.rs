@@ -49,6 +49,9 @@ pub(crate) struct Args {
     /// Say so on standard error when a worker has held the others up for so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     stall: Duration,
+    /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
+    #[arg(long)]
+    lock: bool,
     /// Print the reports as JSON, one a line
     #[arg(long)]
     json: bool,
@@ -61,7 +64,7 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
         let stop = Stop::install()?;
-        let region = open::to_attach(&self.path)?;
+        let region = open::to_attach(&self.path, self.lock)?;
         let mut config = SequencerConfig::default().wait(self.wait).stall_after(self.stall);
         if let Some(core) = self.core {
             config = config.core(core);

@@ -212,6 +212,10 @@ impl Report for StatReport {
         writeln!(out, "order: next {}{rate}, {runs} runs, {waiting} tickets waiting", self.next)?;
         writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
+        let locked = self.locked_by();
+        if !locked.is_empty() {
+            writeln!(out, "locked in memory by: {}", locked.join(", "))?;
+        }
         if let Some(by) = &self.held_by {
             writeln!(out, "held up by: {by}")?;
         }
@@ -234,6 +238,15 @@ impl Report for StatReport {
 }
 
 impl StatReport {
+    /// Who has it locked in memory.
+    fn locked_by(&self) -> Vec<&str> {
+        let sequencer = self.sequencer.iter().map(|party| ("sequencer", party));
+        let producers = self.producers.iter().map(|row| (row.party.name.as_str(), &row.party));
+        let workers = self.workers.iter().map(|row| (row.party.name.as_str(), &row.party));
+        let parties = sequencer.chain(producers).chain(workers);
+        parties.filter(|(_, party)| party.locked == Some(true)).map(|(name, _)| name).collect()
+    }
+
     fn producer_table(&self) -> Table<7> {
         let mut table = Table::new([
             ("PRODUCER", Align::Left),

@@ -52,6 +52,9 @@ pub(crate) struct Args {
     /// Commands in one ticket at most; only lines that are there already share one
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
+    /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
+    #[arg(long)]
+    lock: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -60,7 +63,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let mut input = Stream::open(&self.file)?;
-        let region = open::to_attach(&self.path)?;
+        let region = open::to_attach(&self.path, self.lock)?;
         let name = self.name.unwrap_or_else(|| format!("submit-{}", std::process::id()));
         let producer = Producer::attach(&region, &name)?;
         let mut report = SubmitReport {

@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// With --kill-after, only if it is at least so many commands behind
     #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
     kill_lag: u64,
+    /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
+    #[arg(long)]
+    lock: bool,
     /// Do not check payloads against the digests that their producers took
     #[arg(long)]
     unchecked: bool,
@@ -68,7 +71,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
-        let region = open::to_attach(&self.path)?;
+        let region = open::to_attach(&self.path, self.lock)?;
         let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let out = open(&self.out)?;
         let policy = match self.kill_after {
