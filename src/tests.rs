@@ -92,7 +92,7 @@ fn every_size_arrives_and_one_more_is_refused_without_a_trace() {
                 };
                 desk.turn();
                 assert_eq!(drain(&mut worker), [bytes(len, round)]);
-                for too_long in [max + 1, 2 * max, usize::MAX / 2] {
+                for too_long in [max + 1, 2 * max, 2 * lane_bytes as usize, usize::MAX / 2, usize::MAX] {
                     let claimed = producer.try_claim(9, too_long).unwrap_err();
                     assert_eq!(claimed, SubmitError::TooLarge { len: too_long, max });
                 }

@@ -275,7 +275,9 @@ impl Orderer {
     /// Adds the tickets of the same lane that follow and are in sight.
     #[inline]
     fn coalesce(&self, s: &Shared<'_>, lane: u16, first: u32, left: u64) -> (u32, u64) {
-        let longest = left.min(s.lane_cells / 4).min(u64::from(MAX_RUN)) as u32;
+        // Near the end of the order no longer than there are indexes: it ends with the last ticket that fits.
+        let indexes = Seq::MAX.since(self.next);
+        let longest = left.min(s.lane_cells / 4).min(u64::from(MAX_RUN)).min(indexes) as u32;
         let (mut total, mut at) = (first, self.ticket.wrapping_add(1));
         while let Some(Ticket::Cells { lane: next, count }) = s.tickets.peek(at) {
             if next != lane || count == 0 || total.saturating_add(count) > longest {

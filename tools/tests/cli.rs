@@ -257,6 +257,22 @@ fn children_end_with_a_run_that_is_interrupted() {
 }
 
 #[test]
+fn a_private_region_cannot_be_shortened_and_the_run_goes_on() {
+    let (mut run, _) = endless_run(&[]);
+    let region = region_of(run.pid()).unwrap();
+    let full = fs::metadata(&region).unwrap().len();
+    for length in [0, full / 2, full + 1] {
+        let error = fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(length).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+    }
+    let next = || stat(&region)["next"].as_u64().unwrap();
+    let before = next();
+    eventually("commands go on", || next() > before);
+    run.signal(Signal::SIGTERM);
+    run.end().with(2);
+}
+
+#[test]
 fn a_run_fails_when_a_child_dies() {
     let (run, children) = endless_run(&[]);
     // Children are started in order: the workers, then the producers.
@@ -606,7 +622,7 @@ fn inspect_shows_what_is_left_of_a_damaged_region() {
 
 /// Every command that takes a region, each with nothing to read.
 fn each_command(path: &str) -> Vec<Ended> {
-    let commands = ["remove", "sequence", "submit", "worker", "tail", "stat", "inspect"];
+    let commands = ["remove", "sequence", "submit", "worker", "tail", "stat", "errors", "verify", "inspect"];
     commands.map(|command| run(&[command, path])).into()
 }
 
@@ -627,8 +643,12 @@ fn what_is_no_region_is_refused() {
     fs::write(at("text"), "no region, but longer than a header may be\n".repeat(1_000)).unwrap();
     fs::copy("/proc/self/exe", at("elf")).unwrap();
     fs::write(at("empty"), "").unwrap();
-    for name in ["text", "elf", "empty"] {
-        refused_untouched(&at(name), &[]);
+    // Of another kind, with all that a region has but the magic.
+    let mut other = fs::read(create(&folder, "region", &["--producers", "1", "--lane-bytes", "4K"])).unwrap();
+    other[..8].copy_from_slice(b"SERIAL-2");
+    fs::write(at("other"), other).unwrap();
+    for name in ["text", "elf", "empty", "other"] {
+        refused_untouched(&at(name), &["not a Seriatim region"]);
     }
 }
 
@@ -660,12 +680,16 @@ fn a_header_that_is_cut_or_of_another_version_is_refused() {
     }
     // What is the same in every version: the magic in the first eight bytes, the version in the four after
     // it.
-    let mut other = bytes.clone();
-    other[8..12].copy_from_slice(&901_u32.to_le_bytes());
-    let path = folder.path().join("other");
-    fs::write(&path, &other).unwrap();
-    let version = run(&["inspect", &region, "--json"]).with(0).json()["identity"]["version"].to_string();
-    refused_untouched(&path, &["version 901", &format!("version {version}")]);
+    let ours =
+        run(&["inspect", &region, "--json"]).with(0).json()["identity"]["version"].as_u64().unwrap() as u32;
+    for version in [ours - 1, ours + 1, 901] {
+        let mut other = bytes.clone();
+        other[8..12].copy_from_slice(&version.to_le_bytes());
+        let path = folder.path().join(format!("version-{version}"));
+        fs::write(&path, &other).unwrap();
+        let numbers = [format!("format version {version}, "), format!("reads version {ours};")];
+        refused_untouched(&path, &[&numbers[0], &numbers[1], "use the tool that made it"]);
+    }
 }
 
 #[test]
@@ -727,37 +751,6 @@ fn a_region_without_rights_is_refused() {
         }
     }
     assert!(Path::new(&region).exists());
-}
-
-/// A small file system in memory, gone with its guard.
-struct Tmpfs(tempfile::TempDir);
-
-impl Tmpfs {
-    fn mount(size: &str) -> Option<Tmpfs> {
-        let folder = tempfile::tempdir().unwrap();
-        let options = format!("size={size}");
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder.path()).stderr(Stdio::null());
-        mount.status().is_ok_and(|status| status.success()).then_some(Tmpfs(folder))
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
-    }
-}
-
-#[test]
-fn a_region_larger_than_its_file_system_is_refused() {
-    let Some(small) = Tmpfs::mount("64m") else {
-        return println!("skipped: only who may mount can make a small file system");
-    };
-    let path = small.0.path().join("region").to_str().unwrap().to_string();
-    let args = ["create", &path, "--producers", "1", "--lane-bytes", "256M"];
-    run(&args).with(2).saying(&[&path]);
-    assert_eq!(fs::read_dir(small.0.path()).unwrap().count(), 0, "something was left behind");
-    run(&["create", &path, "--producers", "1", "--lane-bytes", "16M"]).with(0);
 }
 
 // ---- closed pipes -----------------------------------------------------------------------------------------
