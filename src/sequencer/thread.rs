@@ -45,7 +45,7 @@ impl SequencerConfig {
         Self::default()
     }
 
-    /// Pins the thread to a CPU, by the kernel's number.
+    /// Pins the thread, and no other, to a CPU, by the kernel's number.
     pub fn core(mut self, cpu: usize) -> Self {
         self.core = Some(cpu);
         self
