@@ -18,6 +18,17 @@ impl Region {
     /// Locks the mapping of this process in memory: no page of it is paged out while the process lives and has the
     /// region open. Locks nothing else, and nothing to come. For all clones of this handle.
     ///
+    /// ```
+    /// use seriatim::{Config, LockError, Region};
+    ///
+    /// let region = Region::anonymous(&Config::new().producers(1).lane_bytes(4096))?;
+    /// match region.lock_in_memory() {
+    ///     Err(LockError::Limit { wanted, limit, .. }) => println!("{limit} bytes may be locked, not {wanted}"),
+    ///     other => other?,
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`LockError::Limit`] if the process may not lock so much.
     pub fn lock_in_memory(&self) -> Result<(), LockError> {
