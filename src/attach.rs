@@ -37,6 +37,8 @@ pub(crate) trait Kind {
     fn indexes(region: &Region) -> std::ops::RangeInclusive<u16>;
     /// The lock of a page.
     fn role(index: u16) -> Role;
+    /// What it holds besides, to be told from its predecessor.
+    fn generation_role(index: u16, generation: u64) -> Option<Role>;
     /// Who writes the page.
     fn party(region: &Region, index: u16) -> &Party;
     /// Where the sequencer answers.
@@ -57,6 +59,11 @@ impl Kind for OnLane {
 
     fn role(index: u16) -> Role {
         Role::Lane(index)
+    }
+
+    fn generation_role(_: u16, _: u64) -> Option<Role> {
+        // It gates nobody, so nobody asks whether a predecessor has died.
+        None
     }
 
     fn party(region: &Region, index: u16) -> &Party {
@@ -87,6 +94,10 @@ impl Kind for OnWorkerPage {
         Role::Worker(index)
     }
 
+    fn generation_role(slot: u16, generation: u64) -> Option<Role> {
+        Some(Role::Member { slot, generation })
+    }
+
     fn party(region: &Region, index: u16) -> &Party {
         &region.map().worker_page(index).party
     }
@@ -101,6 +112,9 @@ impl Kind for OnWorkerPage {
     }
 }
 
+/// How long the lock of one who is not found is waited for.
+const LINGER: Duration = Duration::from_millis(100);
+
 /// Takes a place under a name.
 pub(crate) fn take_seat<K: Kind>(
     region: &Region,
@@ -108,16 +122,24 @@ pub(crate) fn take_seat<K: Kind>(
     timeout: Duration,
 ) -> Result<Seat, AttachError> {
     let deadline = wait::after(timeout);
+    let linger = wait::after(timeout.min(LINGER));
     let mut idle = Idle::new(Wait::Park);
     let mut was_busy = false;
     loop {
         for index in candidates::<K>(region, name) {
             region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
-            let lock =
-                Lock::take(region.file(), K::role(index)).map_err(AttachError::io(region.path(), "lock"))?;
+            let lock = lock::<K>(region, index).map_err(AttachError::io(region.path(), "lock"))?;
             let Some(lock) = lock else {
                 // Somebody sits there, or was faster; if it has this name, the search ends here.
-                refuse_if_taken::<K>(region, index, name)?;
+                let patience = match holder::<K>(region, index, name) {
+                    Holder::Other => None,
+                    Holder::Living => return Err(name_taken::<K>(region, name)),
+                    Holder::Leaving => Some(deadline),
+                    Holder::Gone => Some(linger),
+                };
+                if patience.is_some_and(wait::is_over) {
+                    return Err(name_taken::<K>(region, name));
+                }
                 continue;
             };
             crash_point!("attach.locked");
@@ -152,6 +174,14 @@ fn part_of<K: Kind>(index: u16) -> crate::region::layout::Part {
     }
 }
 
+/// Locks a place, for the generation that asks next.
+fn lock<K: Kind>(region: &Region, index: u16) -> std::io::Result<Option<Lock>> {
+    let Some(lock) = Lock::take(region.file(), K::role(index))? else { return Ok(None) };
+    let role = K::generation_role(index, K::party(region, index).next_generation());
+    let taken = role.map_or(Ok(true), |role| lock.take_also(role))?;
+    Ok(taken.then_some(lock))
+}
+
 /// Places to try: that of the same name alone if there is one, else those that never had an owner, then those
 /// whose owner is gone.
 fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
@@ -164,8 +194,30 @@ fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
     fresh.into_iter().chain(used).filter(|&i| !region.is_alive(K::role(i))).collect()
 }
 
-fn refuse_if_taken<K: Kind>(region: &Region, index: u16, name: Name) -> Result<(), AttachError> {
-    if K::owner(region, index) == Some(name) { Err(name_taken::<K>(region, name)) } else { Ok(()) }
+/// Who holds the lock of a place.
+enum Holder {
+    /// One of another name.
+    Other,
+    /// One of this name.
+    Living,
+    /// One of this name that has let go: only a child that its process was starting then has the lock, until it runs.
+    Leaving,
+    /// One of this name that is not found: dying, or dead with such a child; or in another pid namespace.
+    Gone,
+}
+
+fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
+    let party = K::party(region, index);
+    if K::owner(region, index) != Some(name) || party.name.load() != name.words() {
+        return Holder::Other;
+    }
+    let pid = party.pid.load(Ordering::Relaxed) as u32;
+    let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
+    match party.request() {
+        generation if party.has_left(generation) => Holder::Leaving,
+        _ if process.is_there() => Holder::Living,
+        _ => Holder::Gone,
+    }
 }
 
 fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {

@@ -17,6 +17,11 @@ pub(crate) enum Role {
     Sequencer,
     Lane(u16),
     Worker(u16),
+    /// One who gates from a slot, by its generation: the slot's own lock may be its successor's already.
+    Member {
+        slot: u16,
+        generation: u64,
+    },
 }
 
 impl Role {
@@ -26,6 +31,10 @@ impl Role {
             Role::Sequencer => BASE,
             Role::Lane(lane) => BASE + 0x1_0000 + i64::from(lane),
             Role::Worker(slot) => BASE + 0x2_0000 + i64::from(slot),
+            // No two of a slot are alive at once that are so many generations apart.
+            Role::Member { slot, generation } => {
+                BASE + (1 << 61) + (i64::from(slot) << 40) + (generation & ((1 << 40) - 1)) as i64
+            }
         }
     }
 }
@@ -48,6 +57,11 @@ impl Lock {
         let lock = Lock { file: Some(file) };
         let taken = lock.file.as_ref().map_or(Ok(false), |file| sys::try_lock(file, role.byte()))?;
         Ok(taken.then_some(lock))
+    }
+
+    /// Takes the lock of another role as well, to fall together; whether nobody had it.
+    pub(crate) fn take_also(&self, role: Role) -> io::Result<bool> {
+        self.file.as_ref().map_or(Ok(false), |file| sys::try_lock(file, role.byte()))
     }
 }
 
@@ -83,16 +97,30 @@ mod tests {
     #[test]
     fn a_lock_is_alone_and_falls_with_its_holder() {
         let file = sys::memory_file("locks").unwrap();
+        let member = |slot, generation| Role::Member { slot, generation };
+        let members = [member(0, 1), member(0, 2), member(1, 1), member(1023, u64::MAX >> 8)];
         let roles = [Role::Sequencer, Role::Lane(0), Role::Lane(1023), Role::Worker(0), Role::Worker(1023)];
+        let roles: Vec<Role> = roles.into_iter().chain(members).collect();
         let held: Vec<_> = roles.iter().map(|&r| Lock::take(&file, r).unwrap().unwrap()).collect();
-        for role in roles {
+        for &role in &roles {
             assert!(is_alive(&file, role).unwrap());
             assert!(Lock::take(&file, role).unwrap().is_none());
         }
         drop(held);
-        for role in roles {
+        for &role in &roles {
             assert!(!is_alive(&file, role).unwrap());
         }
+    }
+
+    #[test]
+    fn a_second_lock_falls_with_the_first() {
+        let file = sys::memory_file("locks").unwrap();
+        let lock = Lock::take(&file, Role::Worker(3)).unwrap().unwrap();
+        let member = Role::Member { slot: 3, generation: 7 };
+        assert!(lock.take_also(member).unwrap());
+        assert!(is_alive(&file, member).unwrap());
+        drop(lock);
+        assert!(!is_alive(&file, member).unwrap() && !is_alive(&file, Role::Worker(3)).unwrap());
     }
 
     #[test]

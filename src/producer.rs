@@ -724,6 +724,16 @@ impl Producer {
     }
 }
 
+impl Drop for Producer {
+    fn drop(&mut self) {
+        if !fork::is_child() {
+            // Its lock falls next, or when a child that is being started runs: whoever comes knows to wait for that.
+            let map = self.region.map();
+            map.lane_page(self.seat.index).party.leave(self.seat.generation, map.bells().requests_word());
+        }
+    }
+}
+
 /// Looks for an ordered cell's run in the ring, from the last run back.
 fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
     let order = map.order();

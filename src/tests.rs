@@ -1,6 +1,7 @@
 //! The library as a whole, in one process: every party through its public face, on real mapped files.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use seriatim_ring::digest;
 
+use crate::liveness::{Lock, Role};
 use crate::region::layout::Part;
 use crate::*;
 
@@ -853,6 +855,73 @@ fn a_dead_worker_gates_no_longer() {
     }
     submitting.join().unwrap();
     assert_eq!(left.map(|n| n.to_string()), Some("dead".into()));
+}
+
+#[test]
+fn who_comes_after_all_others_died_gets_what_they_have_not_had() {
+    // Also where a successor has the slot's lock and has not come further than that.
+    for is_followed in [false, true] {
+        let mut desk = Desk::new(&tiny());
+        let mut worker = desk.worker("w");
+        let mut producer = desk.producer("p");
+        drain(&mut worker);
+        producer.submit(0, b"held").unwrap();
+        desk.turn();
+        worker.fall();
+        let follower = is_followed.then(|| Lock::take(desk.region.file(), Role::Worker(0)).unwrap().unwrap());
+        // At once: before the sequencer looks who lives by itself.
+        let mut next = desk.worker("next");
+        assert!(drain(&mut next).contains(&b"held".to_vec()), "followed: {is_followed}");
+        drop(follower);
+    }
+}
+
+#[test]
+fn a_lock_that_outlives_its_holder_is_waited_for() {
+    // As in a process that is starting a child when its worker leaves: the child has the lock until it runs.
+    let mut desk = Desk::new(&tiny());
+    let (worker, producer) = (desk.worker("w"), desk.producer("p"));
+    desk.turn();
+    drop((worker, producer));
+    let kept =
+        [Role::Worker(0), Role::Lane(1)].map(|role| Lock::take(desk.region.file(), role).unwrap().unwrap());
+    let (region, options) = (desk.region.clone(), AttachOptions::new().timeout(Duration::from_secs(60)));
+    let begun = Arc::new(AtomicBool::new(false));
+    let coming = thread::spawn({
+        let begun = Arc::clone(&begun);
+        move || {
+            begun.store(true, Ordering::Relaxed);
+            let worker =
+                Worker::join_with(&region, "w", &JoinOptions::new().timeout(Duration::from_secs(60)));
+            (worker.map(drop), Producer::attach_with(&region, "p", &options).map(drop))
+        }
+    });
+    while !begun.load(Ordering::Relaxed) {
+        thread::yield_now();
+    }
+    // Long enough for it to try: it would be refused.
+    let until = Instant::now() + Duration::from_millis(100);
+    let mut kept = Some(kept);
+    while !coming.is_finished() {
+        desk.sequencer.poll(16).unwrap();
+        kept = kept.filter(|_| Instant::now() < until);
+        thread::yield_now();
+    }
+    let (worker, producer) = coming.join().unwrap();
+    worker.unwrap();
+    producer.unwrap();
+}
+
+#[test]
+fn a_newcomer_is_not_taken_to_be_stuck() {
+    let mut desk = Desk::new(&tiny());
+    for name in ["a", "b"] {
+        let worker = desk.worker(name);
+        desk.attach(|region| Producer::attach(region, "p").unwrap().submit(0, b"x")).unwrap();
+        let rows = desk.region.snapshot().workers;
+        assert!(rows.iter().all(|row| row.stuck_for < Duration::from_secs(60)), "{rows:#?}");
+        worker.leave();
+    }
 }
 
 #[test]

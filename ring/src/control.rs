@@ -365,15 +365,20 @@ impl Party {
     /// Asks to be attached, as who was written before; the caller holds the lock of this page. Returns the
     /// generation of the request.
     pub fn ask(&self, requests: &AtomicU32) -> u64 {
-        // 56 bits of it fit beside a verdict: more attaches than a region can see.
-        // A damaged one may be the highest there is; 0 is nobody's.
-        let generation = (self.request.load(Ordering::Relaxed).wrapping_add(1) & (u64::MAX >> 8)).max(1);
+        let generation = self.next_generation();
         // ORDERING [J1]: Release; pairs with the Acquire in `request`. Who sees the request sees name and pid.
         self.request.store(generation, Ordering::Release);
         crash_point!("party.asked");
         tell(requests);
         crash_point!("party.told");
         generation
+    }
+
+    /// The generation that asks next.
+    pub fn next_generation(&self) -> u64 {
+        // 56 bits of it fit beside a verdict: more attaches than a region can see.
+        // A damaged one may be the highest there is; 0 is nobody's.
+        (self.request.load(Ordering::Relaxed).wrapping_add(1) & (u64::MAX >> 8)).max(1)
     }
 
     /// The generation that asks, 0 if none ever did.

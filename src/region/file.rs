@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 
 use super::Region;
+use crate::error_log::ErrorCode;
 use crate::liveness::Role;
 
 /// What has become of the file of a region.
@@ -75,6 +76,36 @@ impl Vigil {
         }
         self.unserved += 1;
         if self.unserved < UNSERVED_LOOKS { Ok(()) } else { Err(RegionLost::Unserved { file }) }
+    }
+}
+
+/// What one who serves, or would, looks at now and then: it says once what became of the file.
+#[derive(Debug)]
+pub(crate) struct FileWatch {
+    /// As said last.
+    said: FileState,
+}
+
+impl FileWatch {
+    pub(crate) fn new() -> FileWatch {
+        FileWatch { said: FileState::Here }
+    }
+
+    /// Says what became of the file since the last look, through `tracing` and in the error log, as `who`.
+    pub(crate) fn look(&mut self, region: &Region, who: &str) -> Result<(), RegionLost> {
+        region.check()?;
+        let file = region.file_state();
+        if std::mem::replace(&mut self.said, file) == file {
+            return Ok(());
+        }
+        let what = match file {
+            FileState::Unlinked => "region unlinked: its path names no file, who is attached goes on",
+            FileState::Replaced => "region unlinked: its path names another file, who is attached goes on",
+            _ => "region is back under its path",
+        };
+        tracing::warn!("{:?}: {who}: {what}", region.path());
+        region.record(ErrorCode::File, who, what, region.map().bytes());
+        Ok(())
     }
 }
 

@@ -8,14 +8,13 @@ use seriatim_ring::sequencer::{Shared, gate};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_ROOM;
 
-use super::{Sequencer, SequencerError};
+use super::{Sequencer, SequencerError, lost};
 use crate::error_log::ErrorCode;
 use crate::fold::Fold;
 use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::region::Region;
-use crate::region::file::FileState;
 use crate::sys;
 use crate::wait;
 
@@ -37,20 +36,7 @@ impl Sequencer {
             // What faulted was another region.
             return Ok(());
         }
-        let path = || self.region.path().to_path_buf();
-        self.region.check().map_err(|source| SequencerError::Lost { path: path(), source })?;
-        let file = self.region.file_state();
-        if std::mem::replace(&mut self.file, file) == file {
-            return Ok(());
-        }
-        let what = match file {
-            FileState::Unlinked => "region unlinked: its path names no file, who is attached goes on",
-            FileState::Replaced => "region unlinked: its path names another file, who is attached goes on",
-            _ => "region is back under its path",
-        };
-        tracing::warn!("{:?}: {what}", self.region.path());
-        self.region.record(ErrorCode::File, "sequencer", what, self.region.map().bytes());
-        Ok(())
+        self.file.look(&self.region, "sequencer").map_err(|source| lost(&self.region, source))
     }
 
     /// Frees what every gate has passed, or what is to be dropped.
@@ -153,7 +139,7 @@ impl Sequencer {
         // Only who holds the slot's lock asks there: another generation proves that the former one is gone.
         let gone = party.has_left(generation)
             || party.request() != generation
-            || (ask_kernel && !region.is_alive(Role::Worker(slot)));
+            || (ask_kernel && !region.is_alive(Role::Member { slot, generation }));
         if gone {
             if !party.has_left(generation) {
                 let (name, page) = (Name::from_words(member.name.load()), &s.workers[usize::from(slot)]);
@@ -178,12 +164,22 @@ impl Sequencer {
         let twin = (0..s.members.len() as u16)
             .find(|&other| taken(other) && s.members[usize::from(other)].name.load() == name);
         if let Some(twin) = twin {
-            let alive = region.is_alive(Role::Worker(twin));
+            let its = s.members[usize::from(twin)].generation.load(Ordering::Relaxed);
+            let alive = region.is_alive(Role::Member { slot: twin, generation: its });
             member.answer.give(generation, if alive { Verdict::NameTaken } else { Verdict::Busy });
             return true;
         }
+        // Who comes after all others died gets what they have not had; beside one who lives it would not, so the
+        // kernel is asked now.
+        for other in (0..s.members.len() as u16).filter(|&other| other != slot) {
+            self.settle_worker(region, s, other, true);
+        }
         // What nobody worked on is not for the first to come, where it is to be dropped.
         self.discard();
+        if !member.is_live() {
+            // Whoever looks before the watch does must not find its predecessor's time there, or none.
+            member.moved_ns.store(sys::monotonic_ns(), Ordering::Relaxed);
+        }
         let joined = !member.is_live() && self.orderer.join(s, slot, generation, name).is_some();
         self.unsettled |= !joined;
         joined

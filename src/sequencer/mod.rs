@@ -30,7 +30,7 @@ use crate::liveness::{Lock, Role};
 use crate::name::Name;
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
-use crate::region::file::{FileState, RegionLost};
+use crate::region::file::{FileWatch, RegionLost};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
 use crate::stall::Watch;
@@ -39,6 +39,9 @@ use crate::wait;
 
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
 const STALL: Duration = Duration::from_secs(1);
+/// How long a lock can be held by one that is not named, before the name that is there is taken for its. In another
+/// pid namespace nobody is found alive.
+const NAMELESS: Duration = Duration::from_millis(200);
 
 /// The order could not be taken up, or not gone on with.
 #[derive(Debug, thiserror::Error)]
@@ -198,8 +201,7 @@ pub struct Sequencer {
     /// Folds what nobody works on, where that is to be dropped.
     discarding: Option<Fold>,
     watch: Watch,
-    /// What became of the file, as said last.
-    file: FileState,
+    file: FileWatch,
     look_at_file: bool,
     next_look_at_file: Instant,
 }
@@ -210,9 +212,25 @@ impl Sequencer {
     /// # Errors
     /// Another one is alive, who is then named; the region is read-only; or it is damaged.
     pub fn open(region: &Region) -> Result<Sequencer, SequencerError> {
-        match Self::lock(region)? {
-            Some(lock) => Self::take_over(region, lock),
-            None => Err(SequencerError::Running { path: region.path().into(), pid: region.sequencer_pid() }),
+        match Self::lock_or_holder(region)? {
+            Ok(lock) => Self::take_over(region, lock),
+            Err(Process { pid, .. }) => Err(SequencerError::Running { path: region.path().into(), pid }),
+        }
+    }
+
+    /// The lock, or who has it. That one locks first and says then who it is, and whoever removes a region has the
+    /// lock without a word: so while the one that is named does not live, both are tried again for a moment.
+    fn lock_or_holder(region: &Region) -> Result<Result<Lock, Process>, SequencerError> {
+        let deadline = wait::after(NAMELESS);
+        loop {
+            if let Some(lock) = Self::lock(region)? {
+                return Ok(Ok(lock));
+            }
+            let holder = region.sequencer_process();
+            if holder.is_there() || wait::is_over(deadline) {
+                return Ok(Err(holder));
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -220,7 +238,9 @@ impl Sequencer {
     /// falls, which is when its process has ended however it ended, and for no other reason.
     ///
     /// `stop` is asked every 100 ms while it waits. `None` if that said so, or if the one that served has closed
-    /// the order: whoever closed it does not want it to go on.
+    /// the order: whoever closed it does not want it to go on. If the file loses its name or another one gets it,
+    /// that is said once (in one line through `tracing`, and in the region's error log), and it waits on: for those
+    /// who are attached.
     ///
     /// ```
     /// use seriatim::{Config, Region, Sequencer, SequencerConfig};
@@ -244,15 +264,20 @@ impl Sequencer {
         region: &Region,
         mut stop: impl FnMut() -> bool,
     ) -> Result<Option<Sequencer>, SequencerError> {
-        let mut waited = false;
+        let (mut waited, mut file) = (false, FileWatch::new());
         loop {
             match Self::lock(region)? {
                 // Closed before its lock fell, so no later look can find it open.
                 Some(_) if waited && region.state() == State::Closed => return Ok(None),
-                Some(lock) => return Self::take_over(region, lock).map(Some),
+                Some(lock) => {
+                    let sequencer = Self::take_over(region, lock)?;
+                    // What was said need not be said again.
+                    return Ok(Some(Sequencer { file, ..sequencer }));
+                }
                 None if stop() => return Ok(None),
                 None => region.sequencer_process().await_end(wait::LONGEST_SLEEP),
             }
+            file.look(region, "standby").map_err(|source| lost(region, source))?;
             waited = true;
         }
     }
@@ -268,7 +293,10 @@ impl Sequencer {
     /// [`SequencerError::NotEvicted`] if nobody was killed, [`SequencerError::NotEnded`] at the time-out.
     pub fn evict(region: &Region, timeout: Duration) -> Result<Sequencer, SequencerError> {
         let deadline = wait::after(timeout);
-        let holder = region.sequencer_process();
+        let holder = match Self::lock_or_holder(region)? {
+            Ok(lock) => return Self::take_over(region, lock),
+            Err(holder) => holder,
+        };
         let mut killed = false;
         loop {
             if let Some(lock) = Self::lock(region)? {
@@ -299,8 +327,7 @@ impl Sequencer {
 
     fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
         crash_point!("sequence.locked");
-        let lost = |source| SequencerError::Lost { path: region.path().into(), source };
-        region.check().map_err(lost)?;
+        region.check().map_err(|source| lost(region, source))?;
         let reign = &region.map().control().reign;
         let Process { pid, started } = Process::this();
         reign.pid.store(pid, Ordering::Relaxed);
@@ -322,7 +349,7 @@ impl Sequencer {
             told: Seq::ZERO,
             discarding: None,
             watch: Watch::new(STALL),
-            file: FileState::Here,
+            file: FileWatch::new(),
             look_at_file: true,
             next_look_at_file: Instant::now(),
             region: region.clone(),
@@ -477,6 +504,10 @@ fn tell_bad_ticket(region: &Region, lane: u16, count: u32, limit: u64) {
     );
     let what = "queued a ticket that cannot be right, its lane is no longer heard";
     region.record(ErrorCode::BadTicket, &name, what, count.into());
+}
+
+fn lost(region: &Region, source: RegionLost) -> SequencerError {
+    SequencerError::Lost { path: region.path().into(), source }
 }
 
 fn damaged(region: &Region, damage: Damage) -> SequencerError {
