@@ -97,7 +97,8 @@ impl Watch {
             self.pressed_ns = Some(now_ns);
         }
         let next = published(map.control()).0;
-        let passed_ns = self.looked_ns.replace(now_ns).map_or(0, |last| (now_ns - last).min(LOOK_NS));
+        let passed_ns =
+            self.looked_ns.replace(now_ns).map_or(0, |last| now_ns.saturating_sub(last).min(LOOK_NS));
         self.members.resize(map.members().len(), Progress::default());
         let pages = map.members().iter().zip(map.worker_pages());
         for (progress, (member, page)) in self.members.iter_mut().zip(pages) {
@@ -120,7 +121,7 @@ impl Watch {
             return;
         }
         let how = if is_there { "moves again" } else { "is gone" };
-        let took = Duration::from_nanos(now_ns - since_ns).as_secs_f64();
+        let took = Duration::from_nanos(now_ns.saturating_sub(since_ns)).as_secs_f64();
         tracing::warn!("worker {:?} (slot {slot}, pid {}) {how} after {took:.1} s", of.name, of.process.pid);
         self.stall = None;
         if is_there {
@@ -141,7 +142,7 @@ impl Watch {
         let map = region.map();
         let of = Stuck::of(&map.members()[slot], map.worker_page(slot as u16));
         let (lag, since_ns) = (slowest.lag, slowest.since_ns);
-        let took = Duration::from_nanos(now_ns - since_ns).as_secs_f64();
+        let took = Duration::from_nanos(now_ns.saturating_sub(since_ns)).as_secs_f64();
         tracing::warn!(
             "worker {:?} (slot {slot}, pid {}) holds the others up: it is {lag} commands behind, at index {}, and \
              has not moved for {took:.1} s",

@@ -17,7 +17,7 @@ Examples:
   seriatim errors /dev/shm/orders
   seriatim errors /dev/shm/orders --json | jq '.errors[] | select(.code == \"panicked\")'
 
-AGO is since the last time, by the clock of whoever wrote it down. N is a number that belongs to the error, of the
+AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number that belongs to the error, of the
 last time: an index, an epoch, how far a worker was behind.
 
 Exit code: 0 whatever is in it, 2 when it cannot be read.";
@@ -65,8 +65,8 @@ struct ErrorRow {
     /// Seconds since 1970.
     first: f64,
     last: f64,
-    /// Seconds since the last time.
-    ago: f64,
+    /// Seconds since the last time; none if that is still to come by our clock, which says nothing then.
+    ago: Option<f64>,
     pid: u32,
     detail: u64,
 }
@@ -88,8 +88,7 @@ impl From<&ErrorRecord> for ErrorRow {
             count: record.count,
             first: seconds(record.first),
             last: seconds(record.last),
-            // A clock that was set back meanwhile makes no negative age.
-            ago: record.last.elapsed().map_or(0.0, |age| age.as_secs_f64()),
+            ago: record.last.elapsed().ok().map(|age| age.as_secs_f64()),
             pid: record.pid,
             detail: record.detail,
         }
@@ -129,7 +128,7 @@ impl ErrorsReport {
                 row.code.clone(),
                 row.who.clone(),
                 row.count.to_string(),
-                format!("{:.0} s", row.ago),
+                row.ago.map_or("-".into(), |ago| format!("{ago:.0} s")),
                 row.pid.to_string(),
                 row.detail.to_string(),
                 row.what.clone(),
