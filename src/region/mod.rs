@@ -138,6 +138,19 @@ impl Region {
     }
 
     fn open(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
+        let region = Self::open_any(path, for_writing)?;
+        let path = region.path();
+        let boot = Uuid(sys::kernel_uuid("boot_id").map_err(AttachError::io(path, "learn the boot id for"))?);
+        let found = region.identity().boot_id;
+        if found != boot {
+            let (found, expected) = (found.to_string(), boot.to_string());
+            return Err(AttachError::OtherBoot { path: path.into(), found, expected });
+        }
+        Ok(region)
+    }
+
+    /// As [`open`](Self::open), of whatever boot of the machine.
+    fn open_any(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
         #[cfg(feature = "crash-points")]
         crate::crash::arm();
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
@@ -149,27 +162,23 @@ impl Region {
         if found != layout.total {
             return Err(AttachError::Length { path, found, expected: layout.total });
         }
-        let boot =
-            Uuid(sys::kernel_uuid("boot_id").map_err(AttachError::io(&path, "learn the boot id for"))?);
-        if identity.boot_id != boot {
-            let (found, expected) = (identity.boot_id.to_string(), boot.to_string());
-            return Err(AttachError::OtherBoot { path, found, expected });
-        }
         let map = Map::new(&file, layout, false).map_err(AttachError::io(&path, "map"))?;
         Ok(Region(Arc::new(Inner { map, file, path, identity, writable })))
     }
 
-    /// Removes the file of a region that nobody is attached to; through a link the file, not the link.
+    /// Removes the file of a region that nobody is attached to, also one of another boot of the machine; through a
+    /// link the file, not the link.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach); or parties are alive, who are then named; or the file may not be removed.
+    /// As [`attach`](Self::attach), but never [`AttachError::OtherBoot`]; or parties are alive, who are then named; or the file may not be removed.
     pub fn remove(path: impl AsRef<Path>) -> Result<(), RemoveError> {
         let failed = |path: &Path| {
             let path = path.to_path_buf();
             move |source| RemoveError::Io { path, source }
         };
         let path = fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
-        let region = Self::attach(&path)?;
+        // Also one of another boot, which is of no other use any more.
+        let region = Self::open_any(&path, true)?;
         // Nobody can attach while the sequencer's place is taken. Without the right to write it cannot be had;
         // then a party that comes in this very moment finds itself on a file without a name.
         let alone = if region.is_writable() {
