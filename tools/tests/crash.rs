@@ -226,7 +226,8 @@ impl Trial {
                 queue_bad_tickets(engine.region());
             }
             Scene::Close => {
-                engine.await_all("everything is submitted", |e| e.have_submitted(BEFORE));
+                // Who comes later finds nobody who serves.
+                engine.await_all("everything is submitted", |e| e.have_submitted(BEFORE) && e.is_complete());
                 engine.ask_to_close();
             }
             _ => {}

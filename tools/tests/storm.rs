@@ -1,5 +1,5 @@
-//! A storm: producers, workers and two sequencers, any of them killed or stopped at random moments and started
-//! again at once; then the stream is checked.
+//! A storm: producers, workers, a sequencer and its standby, any of them killed or stopped at random moments and
+//! started again at once, now and then all workers or everybody at one moment; then the stream is checked.
 //!
 //! `SERIATIM_STORM_SECONDS` sets how long (default 30), `SERIATIM_SEED` repeats a run's choices.
 
@@ -30,6 +30,9 @@ struct Blows {
     producers_killed: u64,
     workers_killed: u64,
     stopped: u64,
+    /// Moments in which all workers died, and everybody.
+    all_workers: u64,
+    everybody: u64,
 }
 
 impl Blows {
@@ -55,6 +58,10 @@ impl Storm {
 
     fn strike(&mut self) {
         let everybody = Self::everybody();
+        if self.random.below(25) == 0 {
+            let with_them_all = self.random.below(2) == 0;
+            return self.kill_all_workers(with_them_all);
+        }
         let who = everybody[self.random.below(everybody.len() as u64) as usize];
         if self.random.below(3) == 0 {
             self.stop(who);
@@ -78,6 +85,30 @@ impl Storm {
             Who::Worker(_) => self.blows.workers_killed += 1,
             _ => self.blows.producers_killed += 1,
         }
+    }
+
+    /// Kills all workers, or everybody, at one moment, and starts them again. Who serves stands still meanwhile, so
+    /// that it finds all of them dead at once. Does nothing where a newcomer is further than what is on record: what
+    /// lies before its first index would be received by nobody.
+    fn kill_all_workers(&mut self, with_them_all: bool) {
+        let are_workers = |who: &Who| matches!(who, Who::Worker(_));
+        let everybody = Self::everybody();
+        let still: Vec<Who> =
+            everybody.iter().copied().filter(|who| !matches!(who, Who::Producer(_))).collect();
+        still.iter().for_each(|&who| self.engine.signal(who, Signal::SIGSTOP));
+        self.engine.await_all("they stand still", |e| still.iter().all(|&who| e.is_stopped(who)));
+        if self.engine.is_on_record() {
+            let dead: Vec<Who> =
+                everybody.iter().copied().filter(|who| with_them_all || are_workers(who)).collect();
+            dead.iter().for_each(|&who| self.engine.kill(who));
+            (0..WORKERS).for_each(|worker| self.engine.forget_seen(worker));
+            dead.iter().for_each(|&who| self.engine.start(who, None));
+            self.stopped.retain(|(who, _)| !dead.contains(who));
+            *(if with_them_all { &mut self.blows.everybody } else { &mut self.blows.all_workers }) += 1;
+        }
+        // Who was stopped for longer stays so.
+        let others = still.iter().filter(|who| !self.stopped.iter().any(|(stopped, _)| stopped == *who));
+        others.for_each(|&who| self.engine.signal(who, Signal::SIGCONT));
     }
 
     /// Whether another worker has joined and gets all that this one has not had: what none but the dead would have
@@ -145,12 +176,14 @@ fn a_storm_of_deaths_loses_nothing_and_repeats_nothing() {
     let epochs = engine.serving();
     let checked = engine.finish();
     println!(
-        "{} kills survived ({} of sequencers, {} of producers, {} of workers), {} stops; {epochs} epochs, \
-         {} joins; {} commands checked, {} changes, {} records compared",
+        "{} kills survived ({} of sequencers, {} of producers, {} of workers), all workers at once {} times, \
+         everybody {} times, {} stops; {epochs} epochs, {} joins; {} commands checked, {} changes, {} records compared",
         blows.killed(),
         blows.sequencers_killed,
         blows.producers_killed,
         blows.workers_killed,
+        blows.all_workers,
+        blows.everybody,
         blows.stopped,
         checked.joins,
         checked.commands,

@@ -223,6 +223,33 @@ impl Engine {
         self.table.get(SEEN + worker)
     }
 
+    /// Whether the workers that are attached have on record all that any of them has passed and that is not free: so
+    /// nothing is missing if all of them die, whose gate falls last. For processes that stand still.
+    pub(crate) fn is_on_record(&self) -> bool {
+        let snapshot = self.region.snapshot();
+        let is_worker = |who: &&Who| matches!(who, Who::Worker(_));
+        // One that is about to join may be let in when it is dead already.
+        if !self.running.keys().filter(is_worker).all(|&who| self.is_attached(who)) {
+            return false;
+        }
+        let mut workers: Vec<(u64, u64)> = Vec::new();
+        for who in self.running.keys() {
+            if let Who::Worker(i) = who {
+                workers.push((self.first(*i), self.seen(*i)));
+            }
+        }
+        workers.sort_unstable();
+        let anchor = snapshot.anchor.get();
+        let recorded =
+            workers.iter().fold(anchor, |to, &(first, seen)| if first <= to { to.max(seen) } else { to });
+        snapshot.workers.iter().all(|worker| worker.next.get() <= recorded)
+    }
+
+    /// A worker that died has no claim to what it has seen: whoever takes its place begins anew.
+    pub(crate) fn forget_seen(&self, worker: usize) {
+        self.table.set(SEEN + worker, 0);
+    }
+
     /// The epoch of the sequencer that served last.
     pub(crate) fn serving(&self) -> u64 {
         self.table.get(SERVING)

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use seriatim::shared::Stamps;
 use seriatim::{
-    AttachError, AttachOptions, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig,
-    SequencerError, Worker, WorkerError,
+    AttachError, AttachOptions, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, Worker,
+    WorkerError,
 };
 
 use super::stream::{Recorder, payload};
@@ -97,16 +97,11 @@ pub(crate) fn play() {
     }
 }
 
-/// Serves once nobody else does, until it is to close.
+/// Serves once nobody else does, until it is to close: while another one serves, it is a standby.
 fn sequence(region: &Region, table: &Stamps) {
-    let sequencer = loop {
-        match Sequencer::spawn(region, SequencerConfig::new()) {
-            Ok(sequencer) => break sequencer,
-            Err(SequencerError::Running { .. }) if table.get(FINISH) != 0 => return,
-            Err(SequencerError::Running { .. }) => thread::sleep(TICK),
-            Err(error) => panic!("{error}"),
-        }
-    };
+    let opened = Sequencer::wait_to_open(region, || table.get(FINISH) != 0).unwrap();
+    let Some(sequencer) = opened else { return };
+    let sequencer = sequencer.start(SequencerConfig::new()).unwrap();
     table.set(SERVING, region.snapshot().epoch);
     while table.get(CLOSE) == 0 {
         if sequencer.is_finished() {
@@ -186,6 +181,7 @@ fn work(region: &Region, table: &Stamps, part: &Part) {
     let me = part.index;
     let mut worker = join(region, &format!("w{me}"));
     table.set(FIRST + me, worker.first().get());
+    table.set(SEEN + me, worker.first().get());
     table.set(WORKER + me, std::process::id().into());
     let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker);
     loop {
