@@ -435,6 +435,13 @@ impl Worker {
     ) -> Result<usize, WorkerError> {
         let mut done = 0;
         while done < limit {
+            if !CHECK {
+                let walked = self.walk(limit - done, &mut handle);
+                done += walked;
+                if walked > 0 {
+                    continue;
+                }
+            }
             match self.take_as::<CHECK>() {
                 Ok(Some(met)) => handle(self.event(&met)),
                 Err(error) if done == 0 => return Err(error),
@@ -444,6 +451,20 @@ impl Worker {
             done += 1;
         }
         Ok(done)
+    }
+
+    /// Hands out what is simply the next of a producer's commands, at most `limit`; how many. What takes more than that,
+    /// the next [`take_as`](Self::take_as) does.
+    #[inline]
+    fn walk(&mut self, limit: usize, handle: &mut impl FnMut(Event<'_>)) -> usize {
+        if self.alarm.is_raised() || self.next() < self.first {
+            return 0;
+        }
+        if self.next().since(self.released) >= self.release_every {
+            self.release();
+        }
+        let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
+        self.fold.walk(self.region.map(), most, |command| handle(Event::Command(command))) as usize
     }
 
     /// As [`poll_batch`](Self::poll_batch), waiting for the first event, until the deadline if there is one.

@@ -1,0 +1,708 @@
+//! Starting, restarting and cleaning up: starts that die half-way or come all at once, places of the dead, clocks that
+//! jump or belong to another namespace. Real processes, killed for real.
+//!
+//! `SERIATIM_LONG=1` runs everything as often as it takes to meet what is rare.
+
+mod common;
+mod engine;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Ended, Running, create, eventually, long, run, scratch, sequence, seriatim, stat, worker};
+use engine::{Engine, Random, Who, seed};
+use nix::sys::signal::Signal;
+use seriatim::{
+    AttachOptions, Config, Event, JoinOptions, Producer, Region, RemoveError, Worker, WorkerError,
+};
+use tempfile::TempDir;
+
+/// What the processes of an engine do. Does nothing as a test.
+#[test]
+fn part() {
+    engine::part::play();
+}
+
+/// How often: in short, and in the long form.
+fn times(short: u64, in_full: u64) -> u64 {
+    if long() { in_full } else { short }
+}
+
+/// For attaching where others are killed and started all the time.
+const ANSWER: Duration = Duration::from_secs(60);
+
+fn join(region: &Region, name: &str) -> Worker {
+    Worker::join_with(region, name, &JoinOptions::new().timeout(ANSWER)).expect("there is a place")
+}
+
+fn attach(region: &Region, name: &str) -> Producer {
+    Producer::attach_with(region, name, &AttachOptions::new().timeout(ANSWER)).expect("there is a place")
+}
+
+/// A worker on a thread that checks that all numbers of all producers come, each once and in order.
+struct Checking {
+    thread: thread::JoinHandle<Vec<u64>>,
+}
+
+impl Checking {
+    fn start(region: &Region, name: &str) -> Checking {
+        let mut worker = join(region, name);
+        Checking { thread: thread::spawn(move || check(&mut worker)) }
+    }
+
+    /// How many commands of each producer there were, when the order is closed.
+    fn end(self) -> Vec<u64> {
+        self.thread.join().expect("all that came was right")
+    }
+}
+
+fn check(worker: &mut Worker) -> Vec<u64> {
+    let mut next_of: Vec<u64> = Vec::new();
+    let mut next = worker.first().get();
+    loop {
+        match worker.recv() {
+            Ok(event) => {
+                assert_eq!(event.seq().get(), next, "the next index");
+                next += 1;
+                if let Event::Command(command) = event {
+                    let producer = command.producer as usize;
+                    next_of.resize(next_of.len().max(producer + 1), 0);
+                    assert_eq!(command.index, next_of[producer], "of producer {producer}");
+                    assert_eq!(command.payload, command.index.to_le_bytes());
+                    next_of[producer] += 1;
+                }
+                if matches!(event, Event::Closed { .. }) {
+                    next_of.retain(|&commands| commands > 0);
+                    return next_of;
+                }
+            }
+            Err(WorkerError::Closed) => thread::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A producer on a thread that submits numbers until it is told to end.
+fn submitting(region: &Region, name: &str, end: &'static AtomicBool) -> thread::JoinHandle<u64> {
+    let mut producer = attach(region, name);
+    thread::spawn(move || {
+        while !end.load(Ordering::Relaxed) {
+            let next = producer.next_index();
+            producer.submit_at(next, 0, &next.to_le_bytes()).expect("it is submitted");
+        }
+        producer.next_index()
+    })
+}
+
+// ---- starts -----------------------------------------------------------------------------------------------
+
+#[test]
+fn a_start_that_dies_at_any_moment_does_not_keep_the_next_one_out() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "16K", "--lane-bytes", "64K", "--slots", "16K"]);
+    let mut first = sequence(&region);
+    let file = folder.path().join("lines").display().to_string();
+    let lines: Vec<String> = (0..10_000).map(|n| format!("line {n}")).collect();
+    fs::write(&file, lines.join("\n") + "\n").unwrap();
+    run(&["submit", &region, &file]).with(0);
+    first.signal(Signal::SIGKILL);
+    first.end();
+
+    let rounds = times(10, 200);
+    let seed = seed();
+    println!("{rounds} starts are killed, seed {seed}");
+    let mut random = Random(seed);
+    for _ in 0..rounds {
+        let mut start = Running::start(&mut seriatim(&["sequence", &region]));
+        thread::sleep(Duration::from_micros(random.below(50_000)));
+        start.signal(Signal::SIGKILL);
+        assert_eq!(start.end().code, None);
+        let mut next = sequence(&region);
+        next.signal(Signal::SIGKILL);
+        next.end();
+    }
+    let last = sequence(&region);
+    let reader = worker(&region, "w", &[]);
+    last.stop().with(0);
+    assert_eq!(reader.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+}
+
+#[test]
+fn a_start_that_lacks_descriptors_fails_clean_or_serves() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    if !can_run("prlimit", &["--version"]) {
+        eprintln!("skipped: there is no prlimit");
+        return;
+    }
+    let (mut failed, mut served) = (0, 0);
+    for limit in 3..14 {
+        let nofile = format!("--nofile={limit}");
+        let args = [&nofile, env!("CARGO_BIN_EXE_seriatim"), "sequence", &region];
+        let mut start = Running::start(Command::new("prlimit").args(args).stdin(Stdio::null()));
+        // A line, or the end without one.
+        if start.line().starts_with("serving ") {
+            served += 1;
+            start.stop().with(0);
+            continue;
+        }
+        failed += 1;
+        let ended = start.end();
+        // Below what the dynamic loader needs the program does not even begin.
+        assert!(ended.code.is_some_and(|code| [2, 127].contains(&code)), "{limit}: {ended:?}");
+        assert!(!ended.err.contains("panicked"), "{limit}: {ended:?}");
+        sequence(&region).stop().with(0);
+    }
+    println!("{failed} starts failed for lack of descriptors, {served} served");
+    assert!(failed > 0 && served > 0);
+}
+
+/// At which system call of a start it is killed: each in the long form, some in short.
+#[test]
+fn a_start_that_is_killed_at_any_system_call_leaves_a_region_that_can_be_served() {
+    if !can_run("strace", &["-V"]) {
+        eprintln!("skipped: there is no strace");
+        return;
+    }
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    // From one that ends by itself: all that a start calls until it serves, and some more.
+    let step = times(12, 1) as usize;
+    let (mut killed, mut calls) = (0, 0);
+    for call in (20..400).step_by(step) {
+        let inject = format!("inject=all:signal=SIGKILL:when={call}");
+        let tracing = ["-f", "-qq", "-o", "/dev/null", "-e", &inject];
+        let tool = [env!("CARGO_BIN_EXE_seriatim"), "sequence", &region];
+        let mut command = Command::new("strace");
+        let mut start = Running::start(command.args(tracing).args(tool).stdin(Stdio::null()));
+        let line = start.line();
+        calls = call;
+        if line.starts_with("serving ") {
+            // It came so far: its thread may meet the call still, or be told to end.
+            start.signal(Signal::SIGTERM);
+            start.end();
+            break;
+        }
+        killed += 1;
+        start.end();
+        sequence(&region).stop().with(0);
+    }
+    println!("{killed} starts were killed at system calls up to {calls}");
+    assert!(killed > 0);
+    let last = sequence(&region);
+    common::run_with(&["submit", &region], b"a line\n").with(0);
+    last.stop().with(0);
+}
+
+/// Whether a program is there and does something.
+fn can_run(program: &str, args: &[&str]) -> bool {
+    let output = Command::new(program).args(args).stdin(Stdio::null()).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn of_many_that_start_at_once_one_serves_and_the_others_name_it() {
+    static END: AtomicBool = AtomicBool::new(false);
+    let folder = scratch();
+    let path = folder.path().join("region");
+    let region = Region::create(&path, &Config::new()).unwrap();
+    symlink(&path, folder.path().join("link")).unwrap();
+    let file = fs::metadata(&path).unwrap();
+    let mut serving = sequence(path.to_str().unwrap());
+    let checking = Checking::start(&region, "checking");
+    let submitting = [submitting(&region, "p", &END), submitting(&region, "q", &END)];
+    let rounds = times(4, 200);
+    let mut refused = 0;
+    for _ in 0..rounds {
+        // All of them come while it still serves, or when it has just died.
+        serving.signal(Signal::SIGKILL);
+        serving.end();
+        let whole = path.display().to_string();
+        let paths = [&whole, "link", "./region", "region"];
+        let starts: Vec<Running> = (0..8)
+            .map(|n| seriatim(&["sequence", paths[n % 4]]))
+            .map(|mut command| Running::start(command.current_dir(folder.path())))
+            .collect();
+        let (mut served, mut losers) = (Vec::new(), Vec::new());
+        for mut start in starts {
+            // Its first line, or the end of its output.
+            if start.line().starts_with("serving ") { served.push(start) } else { losers.push(start) }
+        }
+        assert_eq!((served.len(), losers.len()), (1, 7));
+        serving = served.remove(0);
+        let pid = format!("pid {}", serving.pid());
+        for loser in losers {
+            loser.end().with(2).saying(&["has a sequencer already", &pid]);
+            refused += 1;
+        }
+        assert!(region.snapshot().sequencer.unwrap().alive);
+        let now = fs::metadata(&path).unwrap();
+        assert_eq!((now.ino(), now.len()), (file.ino(), file.len()));
+    }
+    END.store(true, Ordering::Relaxed);
+    let submitted = submitting.map(|thread| thread.join().unwrap());
+    serving.stop().with(0);
+    assert_eq!(checking.end(), submitted);
+    println!("{rounds} rounds of 8 starts, {refused} refused, {submitted:?} commands in order");
+}
+
+#[test]
+fn a_sequencer_that_is_killed_again_and_again_changes_no_index() {
+    const PRODUCERS: usize = 8;
+    let (kills, least) = (times(8, 100), times(1_000, 1_000_000));
+    let seed = seed();
+    println!("{kills} kills of the sequencer, {least} commands of each of {PRODUCERS} at least, seed {seed}");
+    let mut random = Random(seed);
+    let config = Config::new().order_slots(256).lane_cells(64).lane_bytes(16 << 10).producers(9).workers(5);
+    let mut engine = Engine::with(format!("kills of the sequencer, seed {seed}"), &config);
+    engine.set_goal(if long() { least } else { u64::MAX });
+    engine.start(Who::Sequencer(0), None);
+    (0..4).for_each(|i| engine.start(Who::Worker(i), None));
+    (0..PRODUCERS).for_each(|i| engine.start(Who::Producer(i), None));
+    engine.await_all("everybody is attached", Engine::is_complete);
+    for _ in 0..kills {
+        let until = Instant::now() + Duration::from_micros(random.below(60_000));
+        let epoch = engine.region().snapshot().epoch;
+        engine.await_all("some time passes", |_| Instant::now() >= until);
+        engine.kill(Who::Sequencer(0));
+        engine.start(Who::Sequencer(0), None);
+        engine.await_all("the next one serves", |e| e.region().snapshot().epoch > epoch);
+    }
+    let goal = least.max((0..PRODUCERS).map(|i| engine.acked(i)).max().unwrap());
+    engine.set_goal(goal);
+    engine.await_all("everything is submitted", |e| e.have_submitted(goal));
+    let checked = engine.finish();
+    println!(
+        "{} commands, {} changes, {} records compared",
+        checked.commands, checked.changes, checked.compared
+    );
+    assert_eq!((checked.commands_of.len(), checked.joins), (PRODUCERS, 4));
+    assert!(checked.commands >= PRODUCERS as u64 * goal);
+}
+
+#[test]
+fn a_standby_says_that_its_region_has_lost_its_name_and_takes_over_all_the_same() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut serving = sequence(&region);
+    let mut standby = Running::start(&mut seriatim(&["sequence", &region, "--standby"]));
+    assert!(standby.line().starts_with("standing by "));
+    let reader = worker(&region, "w", &[]);
+    let moved = folder.path().join("moved").display().to_string();
+    fs::rename(&region, &moved).unwrap();
+    let said = |what: &str| {
+        let errors = run(&["errors", &moved, "--json"]).with(0).json()["errors"].clone();
+        let errors = errors.as_array().unwrap().clone();
+        errors.iter().any(|e| {
+            e["code"] == "file" && e["who"] == "standby" && e["what"].as_str().unwrap().contains(what)
+        })
+    };
+    eventually("it is noticed", || said("names no file"));
+    create(&folder, "region", &[]);
+    eventually("the other file is noticed", || said("names another file"));
+    fs::rename(&moved, &region).unwrap();
+    eventually("it is back", || {
+        let errors = run(&["errors", &region, "--json"]).with(0).json()["errors"].clone();
+        errors
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|e| e["who"] == "standby" && e["what"].as_str().unwrap().contains("back"))
+    });
+    fs::rename(&region, &moved).unwrap();
+    serving.signal(Signal::SIGKILL);
+    serving.end();
+    assert!(standby.line().starts_with("serving "));
+    let ended = standby.stop().with(0);
+    assert!(ended.err.contains("standby: region unlinked: its path names no file"), "{ended:?}");
+    assert!(ended.err.contains("standby: region unlinked: its path names another file"), "{ended:?}");
+    reader.end().with(0);
+}
+
+// ---- places of the dead -----------------------------------------------------------------------------------
+
+/// Whether a name is attached, and by this process.
+fn is_there(region: &Region, name: &str, pid: u32) -> bool {
+    let snapshot = region.snapshot();
+    let mut parties =
+        snapshot.workers.iter().map(|w| &w.party).chain(snapshot.producers.iter().map(|p| &p.party));
+    parties.any(|party| party.name == name && party.pid == pid && party.alive && party.attached)
+}
+
+#[test]
+fn whoever_is_killed_and_comes_back_at_once_finds_a_place() {
+    let folder = scratch();
+    let path = create(&folder, "region", &["--workers", "8", "--producers", "8"]);
+    let region = Region::attach(&path).unwrap();
+    let mut serving = sequence(&path);
+    let cycles = times(15, 1000);
+    for cycle in 0..cycles {
+        // One name that comes again and again, and one that comes once.
+        for name in ["same".to_string(), format!("name-{cycle}")] {
+            let mut sub = Running::start(&mut seriatim(&["worker", &path, "--name", &name]));
+            let mut pubs =
+                Running::start(seriatim(&["submit", &path, "--name", &name]).stdin(Stdio::piped()));
+            pubs.feed(b"x\n");
+            let pids = [sub.pid(), pubs.pid()];
+            eventually("both are attached", || pids.iter().all(|&pid| is_there(&region, &name, pid)));
+            for mut party in [sub, pubs] {
+                party.signal(Signal::SIGKILL);
+                assert_eq!(party.end().code, None, "it was killed");
+            }
+        }
+    }
+    let status = stat(&path);
+    assert_eq!((&status["sequencer"]["pid"], &status["epoch"]), (&serving.pid().into(), &1.into()));
+    let rows = |what: &str| status[what].as_array().unwrap().len();
+    assert!(rows("workers") <= 8 && rows("producers") <= 8, "{status}");
+    println!(
+        "{cycles} cycles of 2 names, {} workers and {} producers shown",
+        rows("workers"),
+        rows("producers")
+    );
+
+    // Every place can be had, and the next one is refused with the limit and who is there.
+    let workers: Vec<Running> = (0..8).map(|n| worker(&path, &format!("w{n}"), &[])).collect();
+    let mut producers: Vec<Running> = (0..8)
+        .map(|n| {
+            let name = format!("p{n}");
+            let mut running =
+                Running::start(seriatim(&["submit", &path, "--name", &name]).stdin(Stdio::piped()));
+            running.feed(b"x\n");
+            let pid = running.pid();
+            eventually("it is attached", || is_there(&region, &name, pid));
+            running
+        })
+        .collect();
+    let mut workers = workers;
+    for (what, of) in [("worker", &mut workers), ("producer", &mut producers)] {
+        let pids: Vec<String> = of.iter_mut().map(|running| format!("pid {}", running.pid())).collect();
+        let mut parts: Vec<&str> = pids.iter().map(String::as_str).collect();
+        let limit = format!("all 8 {what}s");
+        parts.push(&limit);
+        let command = if what == "worker" { "worker" } else { "submit" };
+        common::run_with(&[command, &path, "--name", "ninth"], b"x\n").with(2).saying(&parts);
+    }
+    serving.signal(Signal::SIGKILL);
+    serving.end();
+}
+
+#[test]
+fn whoever_cleans_up_keeps_nobody_from_coming_in() {
+    let folder = scratch();
+    let path = folder.path().join("region");
+    let text = path.display().to_string();
+    Region::create(&path, &Config::new().workers(8).producers(8)).unwrap();
+    let end = &AtomicBool::new(false);
+    let counts = &[const { AtomicU64::new(0) }; 4];
+    let count = |at: usize| counts[at].fetch_add(1, Ordering::Relaxed);
+    let going = || !end.load(Ordering::Relaxed);
+    let mut random = Random(seed());
+    let serving = sequence(&text);
+    // Whatever happens to the sequencers, the region is in use.
+    let stay = join(&Region::attach(&path).unwrap(), "stays");
+    thread::scope(|scope| {
+        let staying = scope.spawn(move || {
+            let mut stay = stay;
+            while going() {
+                stay.recv_deadline(Instant::now() + Duration::from_millis(5)).unwrap();
+            }
+            stay
+        });
+        for n in 0..4 {
+            let (path, name) = (&path, format!("comes-{n}"));
+            scope.spawn(move || {
+                while going() {
+                    let region = Region::attach(path).expect("a region in use can be opened");
+                    drop((join(&region, &name), attach(&region, &name)));
+                    count(0);
+                }
+            });
+        }
+        for n in 0..2 {
+            let (path, text) = (&path, &text);
+            scope.spawn(move || {
+                let (name, region) = (format!("dies-{n}"), Region::attach(path).unwrap());
+                while going() {
+                    let mut dying = Running::start(&mut seriatim(&["worker", text, "--name", &name]));
+                    let pid = dying.pid();
+                    eventually("it joins or ends", || is_there(&region, &name, pid) || !common::runs(pid));
+                    dying.signal(Signal::SIGKILL);
+                    let ended = dying.end();
+                    assert_eq!(ended.code, None, "it did not come in: {ended:?}");
+                    count(1);
+                }
+            });
+            scope.spawn(move || {
+                while going() {
+                    match Region::remove(path) {
+                        Err(RemoveError::InUse { .. }) => count(2),
+                        other => panic!("a region in use: {other:?}"),
+                    };
+                    thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        // Starts of sequencers, too, meet whoever looks whether the region is in use.
+        let until = Instant::now() + Duration::from_secs(times(2, 60));
+        let mut serving = serving;
+        while Instant::now() < until {
+            thread::sleep(Duration::from_millis(random.below(100)));
+            serving.signal(Signal::SIGKILL);
+            serving.end();
+            serving = sequence(&text);
+            count(3);
+        }
+        end.store(true, Ordering::Relaxed);
+        staying.join().unwrap().leave();
+        serving
+    })
+    .stop()
+    .with(0);
+    let [comings, deaths, cleanings, starts] = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+    println!("{comings} comings, {deaths} deaths, {cleanings} cleanings, {starts} starts of a sequencer");
+    assert!(comings > 0 && deaths > 0 && cleanings > 0 && starts > 0);
+    // Nobody is there any more.
+    run(&["remove", &text]).with(0);
+}
+
+/// Bytes in use on the file system of a folder, and the files in it.
+fn residue(folder: &TempDir) -> (u64, BTreeSet<PathBuf>) {
+    let names = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let used =
+        fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().metadata().unwrap().blocks()).sum();
+    (used, names)
+}
+
+#[test]
+fn those_who_die_together_leave_nothing_but_the_region() {
+    let folder = scratch();
+    let path = create(&folder, "region", &[]);
+    let before = residue(&folder);
+    let rounds = times(4, 500);
+    for round in 0..rounds {
+        let serving = sequence(&path);
+        let held = worker(&path, "w", &[]);
+        let mut submit = Running::start(seriatim(&["submit", &path, "--name", "p"]).stdin(Stdio::piped()));
+        submit.feed(b"x\n");
+        let standby = Running::start(&mut seriatim(&["sequence", &path, "--standby"]));
+        let mut creator =
+            Running::start(&mut seriatim(&["create", &folder.path().join("other").display().to_string()]));
+        let all = [serving, held, submit, standby];
+        if round % 2 == 0 {
+            creator.line();
+        }
+        creator.signal(Signal::SIGKILL);
+        creator.end();
+        for mut party in all {
+            party.signal(Signal::SIGKILL);
+            party.end();
+        }
+        let _ = fs::remove_file(folder.path().join("other"));
+        assert_eq!(residue(&folder), before, "round {round}");
+    }
+    println!("{rounds} times everybody was killed");
+    run(&["remove", &path]).with(0);
+    assert!(residue(&folder).1.is_empty());
+}
+
+// ---- clocks -----------------------------------------------------------------------------------------------
+
+/// A shim that moves the wall clock an hour back and forth each tenth of a second.
+const SHIM: &str = r#"
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long shift(void) {
+    struct timespec t;
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
+    return (t.tv_nsec / 100000000) % 2 ? 3600 : -3600;
+}
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    long result = syscall(SYS_clock_gettime, clock, t);
+    if (result == 0 && clock == CLOCK_REALTIME) t->tv_sec += shift();
+    return result;
+}
+int gettimeofday(struct timeval *restrict t, void *restrict zone) {
+    long result = syscall(SYS_gettimeofday, t, zone);
+    if (result == 0 && t) t->tv_sec += shift();
+    return result;
+}
+time_t time(time_t *to) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    if (to) *to = t.tv_sec;
+    return t.tv_sec;
+}
+"#;
+
+/// Builds the shim; none where there is no compiler.
+fn shim(folder: &TempDir) -> Option<PathBuf> {
+    let (source, library) = (folder.path().join("shim.c"), folder.path().join("shim.so"));
+    fs::write(&source, SHIM).unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
+    made.is_ok_and(|status| status.success()).then_some(library)
+}
+
+#[test]
+fn a_wall_clock_that_jumps_evicts_nobody_and_makes_no_odd_times() {
+    let folder = scratch();
+    // Not in a folder that may be mounted so that nothing in it can be run.
+    let built = TempDir::new().unwrap();
+    let Some(shim) = shim(&built) else {
+        eprintln!("skipped: there is no C compiler to build the shim with");
+        return;
+    };
+    let jumping = |args: &[&str]| {
+        let mut command = seriatim(args);
+        command.env("LD_PRELOAD", &shim);
+        command
+    };
+    let region = create(&folder, "region", &["--lane-cells", "64"]);
+    let mut serving = Running::start(&mut jumping(&["sequence", &region]));
+    assert!(serving.line().starts_with("serving "));
+    let timid = ["--kill-after", "600", "--kill-lag", "1"];
+    let outs = ["a", "b"].map(|name| folder.path().join(name).display().to_string());
+    let readers = outs.clone().map(|out| {
+        let args = ["worker", &region, "--name", &out[out.len() - 1..], "--out", &out];
+        Running::start(&mut jumping(&[&args[..], &timid].concat()))
+    });
+    eventually("both join", || stat(&region)["workers"].as_array().unwrap().len() == 2);
+    let mut submit = Running::start(jumping(&["submit", &region]).stdin(Stdio::piped()));
+    let (mut lines, mut looks) = (0, 0);
+    // Through many jumps: at least one of each kind while something is recorded.
+    let until = Instant::now() + Duration::from_secs(times(1, 30));
+    while Instant::now() < until {
+        let text: Vec<u8> = (0..200).flat_map(|n| format!("{}\n", lines + n).into_bytes()).collect();
+        submit.feed(&text);
+        lines += 200;
+        let status = Running::start(&mut jumping(&["stat", &region, "--json"])).end().with(0).json();
+        for row in status["workers"].as_array().unwrap() {
+            let stuck = row["stuck_s"].as_f64().unwrap();
+            assert!((0.0..600.0).contains(&stuck) && row["alive"] == true, "{row}");
+        }
+        assert!(status["sequencer"]["alive"] == true, "{status}");
+        looks += 1;
+    }
+    submit.end().with(0);
+    serving.signal(Signal::SIGKILL);
+    serving.end();
+    let serving = Running::start(&mut jumping(&["sequence", &region]));
+    eventually("the next one serves", || stat(&region)["epoch"] == 2);
+    // The take-over was written down an hour from now or an hour ago.
+    for _ in 0..5 {
+        let errors = Running::start(&mut jumping(&["errors", &region, "--json"])).end().with(0).json();
+        let error = &errors["errors"][0];
+        assert_eq!(error["code"], "taken-over");
+        let ago = &error["ago"];
+        assert!(ago.is_null() || (0.0..3.0 * 3600.0).contains(&ago.as_f64().unwrap()), "{error}");
+    }
+    serving.stop().with(0);
+    for (reader, out) in readers.into_iter().zip(outs) {
+        reader.end().with(0);
+        assert_eq!(fs::read_to_string(out).unwrap().lines().count(), lines);
+    }
+    let job = ["run", &input(&folder), "--json"];
+    let report = Running::start(&mut jumping(&job)).end().with(0).json();
+    let latency = report["latency_ns"]["max"].as_u64();
+    assert!(latency.is_some_and(|ns| ns > 0 && ns < 600_000_000_000), "{report}");
+    println!("{lines} lines through a clock that jumps, {looks} looks");
+}
+
+fn input(folder: &TempDir) -> String {
+    let path = folder.path().join("input");
+    fs::write(&path, common::lines(500, 1)).unwrap();
+    path.display().to_string()
+}
+
+/// The tool in a time namespace of its own.
+fn elsewhen(args: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["-T", "--monotonic", "500000", "--"]);
+    command.arg(env!("CARGO_BIN_EXE_seriatim")).args(args).stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn clocks_of_different_namespaces_confuse_nobody() {
+    if !can_run("unshare", &["-T", "--monotonic", "500000", "--", "true"]) {
+        eprintln!("skipped: no time namespace can be made here");
+        return;
+    }
+    let tool = |there: bool, args: &[&str]| if there { elsewhen(args) } else { seriatim(args) };
+    for first in [true, false] {
+        let folder = scratch();
+        let region = create(&folder, "region", &["--lane-cells", "64", "--workers", "2"]);
+        let start = |there: bool| {
+            let mut serving = Running::start(&mut tool(there, &["sequence", &region]));
+            assert!(serving.line().starts_with("serving "));
+            serving
+        };
+        let look = |there: bool| {
+            let status = Running::start(&mut tool(there, &["stat", &region, "--json"])).end().with(0).json();
+            let row = status["workers"][0].clone();
+            // In the order of the clocks half a million seconds ago, or to come.
+            assert!(row.is_null() || (0.0..3600.0).contains(&row["stuck_s"].as_f64().unwrap()), "{status}");
+            row
+        };
+        let mut serving = start(first);
+        let timid = ["worker", &region, "--name", "w", "--kill-after", "3600", "--kill-lag", "1"];
+        let mut reader = Running::start(&mut tool(first, &timid));
+        eventually("it joins", || look(first)["attached"] == true);
+        reader.signal(Signal::SIGSTOP);
+        common::run_with(&["submit", &region, "--name", "p"], b"1\n2\n3\n").with(0);
+        for there in [true, false] {
+            eventually("it is seen to be stuck", || look(there)["suspect"] == true);
+        }
+        serving.signal(Signal::SIGKILL);
+        serving.end();
+        let mut serving = start(!first);
+        for there in [true, false] {
+            eventually("it is seen to be stuck again", || look(there)["suspect"] == true);
+        }
+        reader.signal(Signal::SIGCONT);
+        common::run_with(&["submit", &region, "--name", "p"], b"4\n5\n6\n").with(0);
+        // Back to the first clock, while all is well.
+        serving.signal(Signal::SIGKILL);
+        serving.end();
+        let serving = start(first);
+        common::run_with(&["submit", &region, "--name", "p"], b"7\n").with(0);
+        eventually("it catches up", || look(!first)["lag"] == 0);
+        serving.stop().with(0);
+        assert_eq!(reader.end().with(0).out, "1\n2\n3\n4\n5\n6\n7\n");
+    }
+}
+
+#[test]
+fn a_region_of_another_boot_is_refused_whole_and_can_be_removed() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let serving = sequence(&region);
+    common::run_with(&["submit", &region], b"a line\n").with(0);
+    serving.stop().with(0);
+    let file = fs::OpenOptions::new().read(true).write(true).open(&region).unwrap();
+    let mut header = [0; 136];
+    file.read_exact_at(&mut header, 0).unwrap();
+    header[104] ^= 0xff;
+    let digest = seriatim::payload_digest(&header[..128]);
+    header[128..].copy_from_slice(&digest.to_le_bytes());
+    file.write_all_at(&header, 0).unwrap();
+    let before = fs::read(&region).unwrap();
+    for command in ["sequence", "worker", "submit", "stat"] {
+        run(&[command, &region]).with(2).saying(&["was made in boot", "remove it and create it anew"]);
+    }
+    assert!(fs::read(&region).unwrap() == before, "it was written to");
+    let report: Ended = run(&["inspect", &region]);
+    assert_eq!(report.code, Some(1), "{report:?}");
+    run(&["remove", &region]).with(0);
+    create(&folder, "region", &[]);
+    sequence(&region).stop().with(0);
+}
