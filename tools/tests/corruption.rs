@@ -1,36 +1,41 @@
-//! Damage: random words of a region are overwritten, then everything that reads one is tried on it. Success or an
-//! error; no panic, no signal, no hang, no unbounded memory.
+//! Damage: random words of a region are overwritten, before or while it is in use, and everything that reads one is
+//! tried on it; some files are shortened under those who use them. Success or an error; no panic, no signal, no hang,
+//! no unbounded memory, no payload that is silently wrong.
 //!
 //! Seeds run in child processes, so that one that is killed or hangs can be named. `SERIATIM_SEEDS` sets how many
 //! (default 5,000), `SERIATIM_SEED` the first one; a failure says which seed it was.
 
 mod common;
+mod damage;
 mod engine;
 
 use std::collections::BTreeSet;
 use std::env;
-use std::fs;
+use std::fs::{self, File};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use damage::{End, Image, Trial, images};
 use engine::{Random, seed};
 use seriatim::shared::Stamps;
-use seriatim::{
-    AttachOptions, Config, JoinOptions, Observer, Producer, Region, Sequencer, SequencerConfig,
-    SequencerError, WithoutWorkers, Worker, inspect,
-};
+use seriatim::{Section, inspect};
 
 const PART: &str = "SERIATIM_DAMAGE";
-/// Children at a time.
-const CHILDREN: u64 = 2;
+/// Children at a time: they wait, most of the time.
+const CHILDREN: u64 = 4;
 /// No seed takes this long unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
 /// For answers that may never come.
 const SOON: Duration = Duration::from_millis(15);
+/// For every so many seeds the tool itself is run.
+const TOOLS: u64 = 64;
 
 #[test]
 fn a_damaged_region_gives_an_error_or_works_and_nothing_else() {
@@ -47,15 +52,16 @@ fn a_damaged_region_gives_an_error_or_works_and_nothing_else() {
     let sum = |of: fn(&Outcomes) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
         "{} seeds from {first}: {} refused to attach, {} to sequence, {} served and closed, {} stuck or met \
-         damage later; {} s",
+         damage later; {} payloads were right; {} s",
         share * CHILDREN,
         sum(|o| o.refused),
         sum(|o| o.unsequenced),
         sum(|o| o.closed),
         sum(|o| o.later),
+        sum(|o| o.right),
         started.elapsed().as_secs()
     );
-    assert!(sum(|o| o.refused) > 0 && sum(|o| o.closed) > 0);
+    assert!(sum(|o| o.refused) > 0 && sum(|o| o.closed) > 0 && sum(|o| o.right) > 0);
 }
 
 /// How the seeds of a child ended.
@@ -65,6 +71,7 @@ struct Outcomes {
     unsequenced: u64,
     closed: u64,
     later: u64,
+    right: u64,
 }
 
 // Words of the table that a child shares with the test.
@@ -73,6 +80,7 @@ const REFUSED: usize = 1;
 const UNSEQUENCED: usize = 2;
 const CLOSED: usize = 3;
 const LATER: usize = 4;
+const RIGHT: usize = 5;
 
 /// Runs seeds in a child and watches it.
 fn play(first: u64, count: u64) -> Outcomes {
@@ -104,6 +112,7 @@ fn play(first: u64, count: u64) -> Outcomes {
         unsequenced: table.get(UNSEQUENCED),
         closed: table.get(CLOSED),
         later: table.get(LATER),
+        right: table.get(RIGHT),
     }
 }
 
@@ -132,18 +141,26 @@ fn part() {
     }));
     let folder = common::scratch();
     let images = images(folder.path());
+    let sections = inspect(folder.path().join("new")).unwrap().sections;
     let mut failed = 0;
     for seed in first..first + count {
         table.set(AT, seed);
         let before = panics.lock().unwrap().clone();
-        let ended = catch_unwind(AssertUnwindSafe(|| try_one(seed, folder.path(), &images)));
+        let ended = catch_unwind(AssertUnwindSafe(|| try_one(seed, folder.path(), &images, &sections)));
         let after = panics.lock().unwrap();
         for panic in after.difference(&before) {
             eprintln!("seed {seed}: {panic}");
             failed += 1;
         }
-        if let Ok(word) = ended {
+        if let Ok((end, right)) = ended {
+            let word = match end {
+                End::Refused => REFUSED,
+                End::Unsequenced => UNSEQUENCED,
+                End::Closed => CLOSED,
+                End::Later => LATER,
+            };
             table.set(word, table.get(word) + 1);
+            table.set(RIGHT, table.get(RIGHT) + right);
         }
     }
     if failed > 0 {
@@ -151,138 +168,172 @@ fn part() {
     }
 }
 
-fn config() -> Config {
-    Config::new().order_slots(8).lane_cells(8).lane_bytes(512).producers(3).workers(3)
-}
-
-/// Regions as they are left: new, closed, with everybody killed in the middle of work.
-fn images(folder: &Path) -> Vec<Vec<u8>> {
-    let mut images = Vec::new();
-    let path = folder.join("new");
-    drop(Region::create(&path, &config()).unwrap());
-    images.push(fs::read(&path).unwrap());
-    let path = folder.join("discarding");
-    let region = Region::create(&path, &config().without_workers(WithoutWorkers::Discard)).unwrap();
-    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let mut producer = Producer::attach(&region, "p0").unwrap();
-    for n in 0..40 {
-        producer.submit(n, &[n as u8; 60]).unwrap();
-    }
-    images.push(fs::read(&path).unwrap());
-    drop((producer, sequencer));
-    for life in 0..4 {
-        let path = folder.join(format!("life-{life}"));
-        let region = Region::create(&path, &config()).unwrap();
-        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-        let mut w0 = Worker::join(&region, "w0").unwrap();
-        let mut w1 = Worker::join(&region, "w1").unwrap();
-        let mut p0 = Producer::attach(&region, "p0").unwrap();
-        let mut p1 = Producer::attach(&region, "p1").unwrap();
-        for n in 0..40 + life {
-            let bytes = vec![n as u8; n * 37 % 250];
-            p0.submit(1, &bytes).unwrap();
-            p1.submit_batch(&[(2, &bytes[..bytes.len() / 2]), (3, b"x")]).unwrap();
-            p1.wait_sequenced(p1.next_index() - 1).unwrap();
-            let drain = |worker: &mut Worker| while worker.poll().unwrap().is_some() {};
-            drain(&mut w0);
-            if life != 2 || n < 39 {
-                drain(&mut w1);
-            }
-            if n % 9 == 0 {
-                images.push(fs::read(&path).unwrap());
-            }
-        }
-        let mut room = p1.claim(4, 100).unwrap();
-        room.fill(7);
-        images.push(fs::read(&path).unwrap());
-        drop(room);
-        drop((w0, p0));
-        if life == 1 {
-            sequencer.stop().unwrap();
-            p1.submit(5, b"nobody has ordered this").unwrap();
-        } else {
-            sequencer.close().unwrap();
-        }
-        images.push(fs::read(&path).unwrap());
-    }
-    images
-}
-
-/// Damages an image and tries everything on it; the word of the table to count it under.
-fn try_one(seed: u64, folder: &Path, images: &[Vec<u8>]) -> usize {
+/// Damages an image, before or while it is in use, and tries everything on it.
+fn try_one(seed: u64, folder: &Path, images: &[Image], sections: &[Section]) -> (End, u64) {
     let mut random = Random(seed);
-    let mut image = images[random.below(images.len() as u64) as usize].clone();
-    damage(&mut random, &mut image);
+    let Image { bytes, known } = &images[random.below(images.len() as u64) as usize];
+    let mut image = bytes.clone();
+    let targets = Targets::choose(&mut random, sections);
+    let is_live = random.below(2) == 0;
+    if !is_live {
+        damage(&mut random, &mut image, &targets);
+    }
     let path = folder.join("damaged");
     // Another file each time: the one before may be mapped yet.
     let _ = fs::remove_file(&path);
     fs::write(&path, &image).unwrap();
-    let _ = inspect(&path);
-    let Ok(region) = Region::attach(&path) else { return REFUSED };
-    look(&region);
-    let mut bystander = Observer::attach(&region).ok();
-    let watch = |observer: &mut Option<Observer>| {
-        for _ in 0..100 {
-            if !matches!(observer.as_mut().map(Observer::poll), Some(Ok(Some(_)))) {
-                break;
-            }
+    if seed.is_multiple_of(TOOLS) {
+        run_tools(&path);
+    }
+    let mut striker = Striker::new(&mut random, &path, image, is_live.then_some(&targets));
+    let guard = striker.shortens;
+    let beside = (is_live && !guard && !targets.only_lanes && random.below(4) == 0)
+        .then(|| Beside::start(Random(random.next()), &path, sections));
+    let mut trial = Trial {
+        path: &path,
+        known,
+        only_lanes: targets.only_lanes,
+        // Without a guard it would end the process.
+        guard,
+        soon: SOON,
+        choose: &mut |limit| random.below(limit),
+        strike: &mut || striker.strike(),
+        right: 0,
+    };
+    let end = match trial.attach() {
+        None => End::Refused,
+        Some(region) => trial.serve(&region),
+    };
+    let right = trial.right;
+    drop(beside);
+    (end, right)
+}
+
+/// Runs the tool's commands that look at a region: each ends by itself, with one of its exit codes.
+fn run_tools(path: &Path) {
+    for command in ["inspect", "stat", "verify", "errors"] {
+        for json in [&[][..], &["--json"]] {
+            let mut tool = Command::new(env!("CARGO_BIN_EXE_seriatim"));
+            let output = tool.arg(command).arg(path).args(json).output().unwrap();
+            let err = String::from_utf8_lossy(&output.stderr);
+            let holds = matches!(output.status.code(), Some(0..=2)) && !err.contains("panicked");
+            assert!(holds, "{command}: {}: {err}", output.status);
         }
-    };
-    watch(&mut bystander);
-    let config = SequencerConfig::new().close_timeout(SOON);
-    let sequencer = match Sequencer::spawn(&region, config) {
-        Ok(sequencer) => sequencer,
-        Err(SequencerError::Panicked(text)) => panic!("the sequencer panicked: {text}"),
-        Err(_) => return UNSEQUENCED,
-    };
-    use_it(&mut random, &region);
-    watch(&mut bystander);
-    look(&region);
-    match sequencer.close() {
-        Ok(stats) if stats.closed => CLOSED,
-        _ => LATER,
     }
 }
 
-fn look(region: &Region) {
-    let snapshot = region.snapshot();
-    let _ = (snapshot.living(), format!("{snapshot:?}"));
+/// The words that may be damaged.
+struct Targets {
+    words: Range<u64>,
+    only_lanes: bool,
 }
 
-/// Joins, attaches, submits, receives, each for a moment at most.
-fn use_it(random: &mut Random, region: &Region) {
-    let name = |random: &mut Random, kind: char| format!("{kind}{}", random.below(4));
-    let worker = Worker::join_with(region, &name(random, 'w'), &JoinOptions::new().timeout(SOON));
-    let mut worker = worker.ok();
-    let producer = Producer::attach_with(region, &name(random, 'p'), &AttachOptions::new().timeout(SOON));
-    let mut producer = producer.ok();
-    let mut receive = || {
-        for _ in 0..200 {
-            if !matches!(worker.as_mut().map(Worker::poll), Some(Ok(Some(_)))) {
-                break;
+impl Targets {
+    /// Most seeds leave the lanes and the workers alone, where much of what lies there is of no consequence; some
+    /// touch nothing but the lanes, and then what is delivered must be what was submitted there.
+    fn choose(random: &mut Random, sections: &[Section]) -> Targets {
+        let begin = |name| find(sections, name).offset / 8;
+        let (header, control, lanes, workers) =
+            (begin("header"), begin("control"), begin("lanes"), begin("workers"));
+        let end = sections.last().map_or(0, |last| (last.offset + last.bytes) / 8);
+        let only_lanes = random.below(4) == 0;
+        let first = if random.below(12) == 0 { header } else { control };
+        let words = match random.below(3) {
+            _ if only_lanes => lanes..workers,
+            0 => first..end,
+            _ => first..lanes,
+        };
+        Targets { words, only_lanes }
+    }
+
+    fn any(&self, random: &mut Random) -> u64 {
+        self.words.start + random.below(self.words.end - self.words.start)
+    }
+}
+
+fn find<'a>(sections: &'a [Section], name: &str) -> &'a Section {
+    sections.iter().find(|section| section.name == name).expect("a section of that name")
+}
+
+/// Damages a file between the steps of who uses it.
+struct Striker<'a> {
+    random: Random,
+    file: File,
+    /// What is written there; not what the parties have written since.
+    image: Vec<u8>,
+    targets: Option<&'a Targets>,
+    left: u64,
+    shortens: bool,
+}
+
+impl<'a> Striker<'a> {
+    fn new(random: &mut Random, path: &Path, image: Vec<u8>, targets: Option<&'a Targets>) -> Self {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let (left, shortens) = (1 + random.below(10), targets.is_some() && random.below(8) == 0);
+        Striker { random: Random(random.next()), file, image, targets, left, shortens }
+    }
+
+    fn strike(&mut self) {
+        let Some(targets) = self.targets else { return };
+        if self.left == 0 || self.random.below(3) != 0 {
+            return;
+        }
+        self.left -= 1;
+        if self.shortens && self.random.below(3) == 0 {
+            let len = self.image.len() as u64;
+            self.file.set_len(self.random.below(len + 1)).unwrap();
+            if self.random.below(2) == 0 {
+                self.file.set_len(len).unwrap();
             }
+            return;
         }
-    };
-    receive();
-    if let Some(producer) = &mut producer {
-        for n in 0..12 {
-            let bytes = vec![n as u8; random.below(257) as usize];
-            let _ = producer.try_submit(n, &bytes);
-            let _ = producer.try_submit_batch(&[(n, &bytes[..bytes.len() / 3]), (n, b"y")]);
-            receive();
-        }
-        let _ = producer.submit_deadline(9, b"z", Instant::now() + SOON);
-        receive();
-        if let Some(last) = producer.next_index().checked_sub(1) {
-            let _ = producer.wait_sequenced_deadline(last, Instant::now() + SOON);
+        // As they are now, as far as they are there.
+        let _ = self.file.read_at(&mut self.image, 0);
+        let (at, new) = wrong_word(&mut self.random, &self.image, targets);
+        if !self.shortens || (at + 1) * 8 <= self.file.metadata().unwrap().len() {
+            self.file.write_all_at(&new.to_le_bytes(), at * 8).unwrap();
         }
     }
-    receive();
+}
+
+/// Damages all but the lanes from a thread of its own, while others work: who reads payloads here compares them when
+/// they have been checked, and nobody is to change them in between.
+struct Beside {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Beside {
+    fn start(mut random: Random, path: &Path, sections: &[Section]) -> Beside {
+        let file = File::options().write(true).open(path).unwrap();
+        let words = find(sections, "control").offset / 8..find(sections, "lanes").offset / 8;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let targets = Targets { words, only_lanes: false };
+            for _ in 0..1 + random.below(200) {
+                if seen.load(Ordering::Relaxed) {
+                    break;
+                }
+                let new = random.next() >> random.below(64);
+                file.write_all_at(&new.to_le_bytes(), targets.any(&mut random) * 8).unwrap();
+                thread::yield_now();
+            }
+        });
+        Beside { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 /// Overwrites all of a page.
-fn flood(random: &mut Random, image: &mut [u8]) {
-    let page = 1 + random.below(image.len() as u64 / 4096 - 1);
+fn flood(random: &mut Random, image: &mut [u8], targets: &Targets) {
+    let page = targets.any(random) / 512;
     let small = random.below(2) == 0;
     for word in image[page as usize * 4096..][..4096].chunks_exact_mut(8) {
         let new = if small { random.below(1 << 40) } else { random.next() };
@@ -291,37 +342,40 @@ fn flood(random: &mut Random, image: &mut [u8]) {
 }
 
 /// Overwrites a few aligned words, most of them where something is written there.
-fn damage(random: &mut Random, image: &mut [u8]) {
-    // Half of the seeds leave the lanes and the workers alone, where much of what lies there is of no consequence.
-    let words = if random.below(2) == 0 { 10 * 4096 } else { image.len() as u64 } / 8;
-    let first = if random.below(12) == 0 { 0 } else { 4096 / 8 };
-    let get = |image: &[u8], at: u64| {
+fn damage(random: &mut Random, image: &mut [u8], targets: &Targets) {
+    if random.below(10) == 0 {
+        return flood(random, image, targets);
+    }
+    for _ in 0..1 + random.below(10) {
+        let (at, new) = wrong_word(random, image, targets);
+        image[at as usize * 8..][..8].copy_from_slice(&new.to_le_bytes());
+    }
+}
+
+/// A word, and what it is overwritten with.
+fn wrong_word(random: &mut Random, image: &[u8], targets: &Targets) -> (u64, u64) {
+    let get = |at: u64| {
         let at = at as usize * 8;
         u64::from_le_bytes(image[at..at + 8].try_into().unwrap())
     };
-    if random.below(10) == 0 {
-        return flood(random, image);
-    }
-    for _ in 0..1 + random.below(10) {
-        let mut at = first + random.below(words - first);
-        // A word of zeroes is passed over, most of the time.
-        for _ in 0..50 {
-            if get(image, at) != 0 || random.below(20) == 0 {
-                break;
-            }
-            at = first + random.below(words - first);
+    let mut at = targets.any(random);
+    // A word of zeroes is passed over, most of the time.
+    for _ in 0..50 {
+        if get(at) != 0 || random.below(20) == 0 {
+            break;
         }
-        let old = get(image, at);
-        let new = match random.below(8) {
-            0 => random.next(),
-            1 => old ^ 1 << random.below(64),
-            2 => old.wrapping_add(1 + random.below(16)),
-            3 => old.wrapping_sub(1 + random.below(16)),
-            4 => 0,
-            5 => u64::MAX >> random.below(64),
-            6 => get(image, first + random.below(words - first)),
-            _ => random.below(1 << 20),
-        };
-        image[at as usize * 8..][..8].copy_from_slice(&new.to_le_bytes());
+        at = targets.any(random);
     }
+    let old = get(at);
+    let new = match random.below(8) {
+        0 => random.next(),
+        1 => old ^ 1 << random.below(64),
+        2 => old.wrapping_add(1 + random.below(16)),
+        3 => old.wrapping_sub(1 + random.below(16)),
+        4 => 0,
+        5 => u64::MAX >> random.below(64),
+        6 => get(targets.any(random)),
+        _ => random.below(1 << 20),
+    };
+    (at, new)
 }
