@@ -45,7 +45,7 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
 pub(crate) fn images(folder: &Path) -> Vec<Image> {
     let path = folder.join("new");
     drop(Region::create(&path, &config()).unwrap());
-    let mut images = vec![Image { bytes: fs::read(&path).unwrap(), known: Known::default() }];
+    let mut images = vec![Image { bytes: copy_of(&path), known: Known::default() }];
     images.push(discarding(&folder.join("discarding")));
     for life in 0..4 {
         images.extend(live(life, &folder.join(format!("life-{life}"))));
@@ -63,7 +63,20 @@ fn discarding(path: &Path) -> Image {
         producer.submit(n as u16, &bytes).unwrap();
         known.written.insert(bytes);
     }
-    Image { bytes: fs::read(path).unwrap(), known }
+    Image { bytes: copy_of(path), known }
+}
+
+/// The file as it was at one moment. A sequencer is about: what it stores while the file is read must not be there in
+/// part, for no death leaves that. Words that only grow and are the same twice were there together.
+fn copy_of(path: &Path) -> Vec<u8> {
+    let mut last = fs::read(path).unwrap();
+    loop {
+        let next = fs::read(path).unwrap();
+        if next == last {
+            return last;
+        }
+        last = next;
+    }
 }
 
 /// Two producers and two workers at work, copied now and then and at the end.
@@ -76,7 +89,7 @@ fn live(life: usize, path: &Path) -> Vec<Image> {
     let mut p1 = Producer::attach(&region, "p1").unwrap();
     let mut known = Known::default();
     let mut images = Vec::new();
-    let copy = |known: &Known| Image { bytes: fs::read(path).unwrap(), known: known.clone() };
+    let copy = |known: &Known| Image { bytes: copy_of(path), known: known.clone() };
     // In one life a worker lags, so that much is held; payloads are small enough for three rounds.
     let (longest, lags) = if life == 3 { (100, true) } else { (250, false) };
     for n in 0..40 + life {
@@ -169,12 +182,14 @@ impl Trial<'_> {
 
     /// Sequences by hand, for a few turns.
     pub(crate) fn sequence(&mut self, region: &Region) -> End {
+        let mut bystander = Observer::attach(region).ok();
         let mut sequencer = match Sequencer::open(region) {
             Ok(sequencer) => sequencer,
             Err(error) => return told(&error, End::Unsequenced),
         };
         for _ in 0..4 {
             (self.strike)();
+            watch(&mut bystander);
             if let Err(error) = sequencer.poll(4) {
                 return told(&error, End::Later);
             }
