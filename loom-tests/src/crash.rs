@@ -1,14 +1,21 @@
-//! A sequencer that stops before any of its stores, and a successor that stops before any of its own.
+//! Parties that stop before any of their stores.
 //!
-//! The parties of [`World`] act one after another, so there is one execution for each place to stop, and all places
-//! are tried. That the stores before the stop are there and those after it are not is what a kill does to a
-//! process; what a compiler may move across is argued in `seriatim_ring::algorithm`.
+//! [`stop_everywhere`]: a sequencer, and a successor that stops as well. The parties of [`World`] act one after
+//! another, so there is one execution for each place to stop, and all places are tried. That the stores before the
+//! stop are there and those after it are not is what a kill does to a process; what a compiler may move across is
+//! argued in `seriatim_ring::algorithm`.
+//!
+//! [`model_of_death`]: any party, while others go on beside it, under every interleaving up to a number of
+//! preemptions.
 
 use crate::memory::{Memory, Origin, Size};
 use crate::world::{Host, Op, World};
+use crate::{Outcomes, explore, report};
 use seriatim_ring::sync::{Stopped, prepare, stop_after};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Ends sequencers: each after the given number of its stores, in turn; the last one lives.
 #[derive(Debug)]
@@ -20,21 +27,55 @@ pub struct Fuses {
 impl Host for Fuses {
     fn call<R>(&mut self, call: impl FnOnce() -> R) -> Option<R> {
         let Some(&left) = self.left.get(self.stopped) else { return Some(call()) };
-        stop_after(Some(left));
-        let done = catch_unwind(AssertUnwindSafe(call));
-        let rest = stop_after(None);
-        match done {
-            Ok(done) => {
-                self.left[self.stopped] = rest.expect("it did not burn");
+        match mortal(left, call) {
+            Some((done, left)) => {
+                self.left[self.stopped] = left;
                 Some(done)
             }
-            Err(stopped) if stopped.is::<Stopped>() => {
+            None => {
                 self.stopped += 1;
                 None
             }
-            Err(failed) => resume_unwind(failed),
         }
     }
+}
+
+/// Runs `act` on the calling thread, which makes at most `stores` stores in it: what it did and how many were left,
+/// or `None` if it was stopped before the next one.
+pub fn mortal<R>(stores: usize, act: impl FnOnce() -> R) -> Option<(R, usize)> {
+    stop_after(Some(stores));
+    let done = catch_unwind(AssertUnwindSafe(act));
+    let left = stop_after(None);
+    match done {
+        Ok(done) => Some((done, left.expect("it did not burn"))),
+        Err(stopped) if stopped.is::<Stopped>() => None,
+        Err(failed) => resume_unwind(failed),
+    }
+}
+
+/// Explores `body` for every number of stores after which its victim stops, and once more with a victim that does not
+/// stop. `body` says whether it stopped. Prints and checks like [`model`](crate::model).
+pub fn model_of_death(
+    name: &str,
+    preemptions: usize,
+    allowed: &[&'static str],
+    body: impl Fn(usize, &Outcomes) -> bool + Send + Sync + 'static,
+) {
+    let begin = Instant::now();
+    let (body, outcomes) = (Arc::new(body), Arc::new(Outcomes::default()));
+    let (mut executions, mut steps) = (0, 0);
+    loop {
+        let stops = Arc::new(AtomicBool::new(false));
+        let (body, noted, stopped) = (Arc::clone(&body), Arc::clone(&outcomes), Arc::clone(&stops));
+        executions += explore(preemptions, move || {
+            stopped.fetch_or(body(steps, &noted), Ordering::Relaxed);
+        });
+        if !stops.load(Ordering::Relaxed) {
+            break;
+        }
+        steps += 1;
+    }
+    report(&format!("{name} at each of {steps} steps"), executions, preemptions, begin, &outcomes, allowed);
 }
 
 /// Plays `script` with sequencers that stop as `stops` says, each replaced at once, and lets all come to rest.

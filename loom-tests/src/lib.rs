@@ -14,7 +14,7 @@
 //!   stand for; loom reports two accesses that nothing orders.
 //! - *Lost wake-ups.* A `Futex` sleeps without a time-out: a lost wake-up is a deadlock, which loom reports.
 //!
-//! `crash` stops a party after any of its stores, see there.
+//! `crash` stops a party before any of its stores, see there.
 #![cfg(loom)]
 
 pub mod crash;
@@ -50,6 +50,23 @@ impl Outcomes {
     }
 }
 
+/// Explores `body` with at most `preemptions` preemptions an execution; how many executions there were.
+fn explore(preemptions: usize, body: impl Fn() + Send + Sync + 'static) -> usize {
+    let executions = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&executions);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = MAX_BRANCHES;
+    builder.max_permutations = None;
+    builder.max_duration = None;
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        prepare();
+        body();
+    });
+    executions.load(Ordering::Relaxed)
+}
+
 /// Explores `body` with at most `preemptions` preemptions an execution, and prints how many executions there
 /// were and what they came to. A model that explored only one, or that never met one of the outcomes that are
 /// `allowed`, has checked nothing and fails, and so does one that met another outcome.
@@ -59,20 +76,21 @@ pub fn model(
     allowed: &[&'static str],
     body: impl Fn(&Outcomes) + Send + Sync + 'static,
 ) {
-    let (executions, outcomes) = (Arc::new(AtomicUsize::new(0)), Arc::new(Outcomes::default()));
-    let (counted, noted) = (Arc::clone(&executions), Arc::clone(&outcomes));
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(preemptions);
-    builder.max_branches = MAX_BRANCHES;
-    builder.max_permutations = None;
-    builder.max_duration = None;
+    let outcomes = Arc::new(Outcomes::default());
+    let noted = Arc::clone(&outcomes);
     let begin = Instant::now();
-    builder.check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        prepare();
-        body(&noted);
-    });
-    let executions = executions.load(Ordering::Relaxed);
+    let executions = explore(preemptions, move || body(&noted));
+    report(name, executions, preemptions, begin, &outcomes, allowed);
+}
+
+fn report(
+    name: &str,
+    executions: usize,
+    preemptions: usize,
+    begin: Instant,
+    outcomes: &Outcomes,
+    allowed: &[&'static str],
+) {
     let took = begin.elapsed();
     let outcomes = std::mem::take(&mut *outcomes.0.lock().expect("nobody panics here"));
     println!(

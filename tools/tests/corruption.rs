@@ -192,8 +192,8 @@ fn try_one(seed: u64, folder: &Path, images: &[Image], sections: &[Section]) -> 
     let mut trial = Trial {
         path: &path,
         known,
-        only_lanes: targets.only_lanes,
-        // Without a guard it would end the process.
+        // A shortened file has lost more than its lanes.
+        only_lanes: targets.only_lanes && !guard,
         guard,
         soon: SOON,
         choose: &mut |limit| random.below(limit),
