@@ -7,8 +7,9 @@
 //! whoever handled them before.
 
 use std::io;
+use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
 use super::layout::PAGE;
 use crate::fork;
@@ -16,16 +17,61 @@ use crate::fork;
 /// Mappings that can be guarded at once.
 const MAPPINGS: usize = 1024;
 
-/// A guarded mapping; it starts at 0 while the entry is free.
+/// A guarded mapping. The handler looks at all entries at any time, so who changes one says so before and after.
 struct Entry {
+    /// Counts the changes. Modulo 4: free, being filled, in use; 3 is left out, and 4 is free again.
+    turn: AtomicUsize,
     start: AtomicUsize,
     end: AtomicUsize,
     hit: AtomicBool,
 }
 
-static ENTRIES: [Entry; MAPPINGS] =
-    [const { Entry { start: AtomicUsize::new(0), end: AtomicUsize::new(0), hit: AtomicBool::new(false) } };
-        MAPPINGS];
+/// What a turn is modulo 4.
+const FREE: usize = 0;
+const IN_USE: usize = 2;
+
+impl Entry {
+    const fn new() -> Entry {
+        let (turn, start, end) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
+        Entry { turn, start, end, hit: AtomicBool::new(false) }
+    }
+
+    /// Takes it for the mapping of `len` bytes at `start`, if it is free.
+    fn take(&self, start: usize, len: usize) -> bool {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let taken = turn % 4 == FREE
+            && self.turn.compare_exchange(turn, turn + 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        if taken {
+            // Release: pairs with the fence in `range`. Who reads a new bound finds at its second look that the
+            // turn in which it began is over.
+            fence(Ordering::Release);
+            self.hit.store(false, Ordering::Relaxed);
+            self.start.store(start, Ordering::Relaxed);
+            self.end.store(start + len, Ordering::Relaxed);
+            // Release: pairs with the first look in `range`, which then sees the bounds.
+            self.turn.store(turn + IN_USE, Ordering::Release);
+        }
+        taken
+    }
+
+    /// Gives it back. Only who has taken it calls this.
+    fn give_back(&self) {
+        self.turn.store(self.turn.load(Ordering::Relaxed) + 4 - IN_USE, Ordering::Release);
+    }
+
+    /// Where its mapping lies, if it is in use. An entry that changes meanwhile counts as free: it is not that of an
+    /// access that faults, for that goes through a mapping whose guard lives as long as it.
+    fn range(&self, meanwhile: impl FnOnce()) -> Option<Range<usize>> {
+        let turn = self.turn.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        meanwhile();
+        let end = self.end.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        (turn % 4 == IN_USE && self.turn.load(Ordering::Relaxed) == turn).then_some(start..end)
+    }
+}
+
+static ENTRIES: [Entry; MAPPINGS] = [const { Entry::new() }; MAPPINGS];
 
 /// Who handled SIGBUS before: its address and flags, stored before ours is installed.
 static FORMER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
@@ -51,16 +97,7 @@ impl Guard {
         INSTALLED
             .get_or_init(|| install().map_err(|e| e.raw_os_error().unwrap_or(libc::EINVAL)))
             .map_err(io::Error::from_raw_os_error)?;
-        let start = start as usize;
-        let take = |entry: &Entry| {
-            let taken = entry.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            if taken {
-                entry.hit.store(false, Ordering::Relaxed);
-                // Release: until the end is there, nothing lies inside.
-                entry.end.store(start + len, Ordering::Release);
-            }
-            taken
-        };
+        let take = |entry: &Entry| entry.take(start as usize, len);
         let entry = ENTRIES.iter().position(take).ok_or(io::ErrorKind::QuotaExceeded)?;
         Ok(Guard { entry })
     }
@@ -73,9 +110,7 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let entry = &ENTRIES[self.entry];
-        entry.end.store(0, Ordering::Release);
-        entry.start.store(0, Ordering::Release);
+        ENTRIES[self.entry].give_back();
     }
 }
 
@@ -110,12 +145,8 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
     let at = unsafe { info_here.si_addr() } as usize;
     // Not what a failing memory module or a misaligned access raises.
     const NO_SUCH_ADDRESS: libc::c_int = 2;
-    let inside = |entry: &&Entry| {
-        let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
-        start != 0 && (start..end).contains(&at)
-    };
-    let hit = ENTRIES.iter().find(inside).filter(|_| code == NO_SUCH_ADDRESS);
-    match hit {
+    let hit = ENTRIES.iter().find(|entry| entry.range(|| ()).is_some_and(|range| range.contains(&at)));
+    match hit.filter(|_| code == NO_SUCH_ADDRESS) {
         Some(entry) if put_zeroes(at) => {
             entry.hit.store(true, Ordering::Relaxed);
             fork::disturb();
@@ -167,10 +198,27 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, ExitStatus};
 
+    use super::Entry;
     use crate::region::map::WordMap;
     use crate::{Config, Region, RegionLost};
 
     const PART: &str = "SERIATIM_GUARD_PART";
+
+    #[test]
+    fn an_entry_that_is_used_again_is_never_a_mix_of_two_mappings() {
+        let entry = Entry::new();
+        assert_eq!(entry.range(|| ()), None);
+        assert!(entry.take(0x1000, 0x1000) && !entry.take(0x5000, 0x1000));
+        assert_eq!(entry.range(|| ()), Some(0x1000..0x2000));
+        let use_again = || {
+            entry.give_back();
+            assert!(entry.take(0x9000, 0x1000));
+        };
+        assert_eq!(entry.range(use_again), None);
+        assert_eq!(entry.range(|| ()), Some(0x9000..0xa000));
+        assert_eq!(entry.range(|| entry.give_back()), None);
+        assert_eq!(entry.range(|| assert!(entry.take(0x1000, 0x1000))), None);
+    }
 
     /// Runs a part of these tests in a process of its own, for it may end by a signal.
     fn run(part: &str) -> ExitStatus {

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
@@ -114,8 +114,10 @@ impl Map {
 
     /// Guards the mapping against a file that is shortened.
     pub(crate) fn guard(&self) -> io::Result<()> {
+        /// One at a time: of two guards of one mapping one would be dropped again, which may be the one that was hit.
+        static MAKING: Mutex<()> = Mutex::new(());
+        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         if self.guard.get().is_none() {
-            // Of two guards that are made at once one is dropped again.
             let _ = self.guard.set(Guard::new(self.raw.as_ptr(), self.raw.len())?);
         }
         Ok(())
