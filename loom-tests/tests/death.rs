@@ -81,8 +81,8 @@ fn rest(s: &Shared<'_>, orderer: &mut Orderer, worker: &mut Worker<'_>) -> Vec<S
 }
 
 /// Indexes are dense, and each lane has its commands from 0 on, so many of them.
-fn check(seen: &[Seen], lanes: [u64; 2]) {
-    let mut next = [0; 2];
+fn check(seen: &[Seen], lanes: &[u64]) {
+    let mut next = vec![0; lanes.len()];
     for (i, command) in seen.iter().enumerate() {
         assert_eq!(command.seq, seen[0].seq + i as u64, "a gap");
         if command.lane != OWN_LANE {
@@ -109,7 +109,7 @@ fn check_newcomer(memory: &Memory, orderer: &mut Orderer, slot: u16, old: &mut W
     }
 }
 
-/// A sequencer stops in its turn, which frees what was read, reuses a slot of the order and orders two lanes; its
+/// A sequencer stops in its turn, which frees what was read, reuses slots of the order and orders two lanes; its
 /// successor goes on at once. Meanwhile a producer submits, into a cell that is free only once it was released, and a
 /// worker reads.
 ///
@@ -118,18 +118,22 @@ fn check_newcomer(memory: &Memory, orderer: &mut Orderer, slot: u16, old: &mut W
 #[test]
 fn a_sequencer_that_dies_in_its_turn_is_replaced() {
     let allowed = ["died", "lived", "cell in use", "cell used again"];
-    model_of_death("death/sequencer", 1, &allowed, |step, outcomes| {
-        let memory = Arc::new(Memory::new(SIZE, ORIGIN));
+    let size = Size { producers: 3, ..SIZE };
+    model_of_death("death/sequencer", 1, &allowed, move |step, outcomes| {
+        let memory = Arc::new(Memory::new(size, ORIGIN));
         let s = memory.shared();
         let mut orderer = Orderer::take_over(&s).unwrap();
         let mut worker = Worker::join(&memory, &mut orderer, 0);
-        let places = Arc::new(places(SIZE));
+        let places = Arc::new(places(size));
         let mut seen = receive(&memory, &mut worker, 1, &places);
         orderer.free(&s);
-        // The first lane's only cell is in the order and not read; the second one's is queued.
+        // The first lane's only cell is in the order and not read; the others' are queued, one more than the order
+        // has room for before the worker has read.
         assert!(submit(&memory, &mut Producer::attach(&memory, 1), 1, 0, &places));
         orderer.turn(&s, 1);
-        assert!(submit(&memory, &mut Producer::attach(&memory, 2), 2, 0, &places));
+        for lane in [2, 3] {
+            assert!(submit(&memory, &mut Producer::attach(&memory, lane), lane, 0, &places));
+        }
         let sequencer = {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
@@ -157,7 +161,7 @@ fn a_sequencer_that_dies_in_its_turn_is_replaced() {
         outcomes.note(if died { "died" } else { "lived" });
         outcomes.note(if again { "cell used again" } else { "cell in use" });
         seen.extend(rest(&s, &mut orderer, &mut worker));
-        check(&seen, [1 + u64::from(again), 1]);
+        check(&seen, &[1 + u64::from(again), 1, 1]);
         check_newcomer(&memory, &mut orderer, 1, &mut worker);
         died
     });
@@ -195,7 +199,7 @@ fn a_producer_that_dies_in_its_submit_is_resumed() {
         let mut orderer = Orderer::take_over(&s).unwrap();
         let mut worker = Worker::join(&memory, &mut orderer, 0);
         let places = Arc::new(places(size));
-        drop(let_in(&memory, &mut orderer, 1));
+        let_in(&memory, &mut orderer, 1);
         let mut seen = worker.drain();
         let victim = {
             let (memory, places) = (Arc::clone(&memory), Arc::clone(&places));
@@ -227,7 +231,7 @@ fn a_producer_that_dies_in_its_submit_is_resumed() {
         }
         other.join().unwrap();
         seen.extend(rest(&s, &mut orderer, &mut worker));
-        check(&seen, [2, 1]);
+        check(&seen, &[2, 1]);
         check_newcomer(&memory, &mut orderer, 1, &mut worker);
         died
     });
@@ -293,7 +297,7 @@ fn a_worker_that_dies_gates_nobody() {
         assert_eq!((newcomer.follower.next(), newcomer.digest), (survivor.follower.next(), survivor.digest));
         orderer.free(&s);
         assert_eq!(orderer.anchor(), survivor.follower.next(), "somebody gates who is dead");
-        check(&seen, [1 + u64::from(again), 1]);
+        check(&seen, &[1 + u64::from(again), 1]);
         assert_eq!(seen.iter().filter(|seen| leaves(seen, number)).count(), 1);
         died
     });
