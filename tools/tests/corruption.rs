@@ -259,7 +259,6 @@ fn find<'a>(sections: &'a [Section], name: &str) -> &'a Section {
 struct Striker<'a> {
     random: Random,
     file: File,
-    /// What is written there; not what the parties have written since.
     image: Vec<u8>,
     targets: Option<&'a Targets>,
     left: u64,
@@ -287,12 +286,17 @@ impl<'a> Striker<'a> {
             }
             return;
         }
-        // As they are now, as far as they are there.
-        let _ = self.file.read_at(&mut self.image, 0);
-        let (at, new) = wrong_word(&mut self.random, &self.image, targets);
-        if !self.shortens || (at + 1) * 8 <= self.file.metadata().unwrap().len() {
-            self.file.write_all_at(&new.to_le_bytes(), at * 8).unwrap();
-        }
+        damage_file(&mut self.random, &self.file, &mut self.image, targets);
+    }
+}
+
+/// Overwrites a word of a file that is in use, unless that has become too short for it. `image` is what was read of
+/// it last.
+fn damage_file(random: &mut Random, file: &File, image: &mut [u8], targets: &Targets) {
+    let _ = file.read_at(image, 0);
+    let (at, new) = wrong_word(random, image, targets);
+    if (at + 1) * 8 <= file.metadata().unwrap().len() {
+        file.write_all_at(&new.to_le_bytes(), at * 8).unwrap();
     }
 }
 
@@ -305,19 +309,20 @@ struct Beside {
 
 impl Beside {
     fn start(mut random: Random, path: &Path, sections: &[Section]) -> Beside {
-        let file = File::options().write(true).open(path).unwrap();
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut image = fs::read(path).unwrap();
         let words = find(sections, "control").offset / 8..find(sections, "lanes").offset / 8;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
         let thread = thread::spawn(move || {
             let targets = Targets { words, only_lanes: false };
-            for _ in 0..1 + random.below(200) {
+            for _ in 0..1 + random.below(20) {
+                // So that they come all along, and not all before anybody has begun.
+                thread::sleep(Duration::from_micros(random.below(500)));
                 if seen.load(Ordering::Relaxed) {
                     break;
                 }
-                let new = random.next() >> random.below(64);
-                file.write_all_at(&new.to_le_bytes(), targets.any(&mut random) * 8).unwrap();
-                thread::yield_now();
+                damage_file(&mut random, &file, &mut image, &targets);
             }
         });
         Beside { stop, thread: Some(thread) }
