@@ -171,9 +171,11 @@ fn part() {
 /// Damages an image, before or while it is in use, and tries everything on it.
 fn try_one(seed: u64, folder: &Path, images: &[Image], sections: &[Section]) -> (End, u64) {
     let mut random = Random(seed);
-    let Image { bytes, known } = &images[random.below(images.len() as u64) as usize];
-    let mut image = bytes.clone();
     let targets = Targets::choose(&mut random, sections);
+    // Who finds damaged lanes is to find something in them.
+    let choice: Vec<&Image> = images.iter().filter(|image| image.holds || !targets.only_lanes).collect();
+    let Image { bytes, known, .. } = choice[random.below(choice.len() as u64) as usize];
+    let mut image = bytes.clone();
     let is_live = random.below(2) == 0;
     if !is_live {
         damage(&mut random, &mut image, &targets);

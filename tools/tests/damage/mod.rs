@@ -29,6 +29,8 @@ pub(crate) struct Known {
 pub(crate) struct Image {
     pub(crate) bytes: Vec<u8>,
     pub(crate) known: Known,
+    /// Commands are held for a worker that lags, so a newcomer gets them.
+    pub(crate) holds: bool,
 }
 
 fn config() -> Config {
@@ -45,7 +47,7 @@ fn payload(number: u64, len: usize) -> Vec<u8> {
 pub(crate) fn images(folder: &Path) -> Vec<Image> {
     let path = folder.join("new");
     drop(Region::create(&path, &config()).unwrap());
-    let mut images = vec![Image { bytes: copy_of(&path), known: Known::default() }];
+    let mut images = vec![Image { bytes: copy_of(&path), known: Known::default(), holds: false }];
     images.push(discarding(&folder.join("discarding")));
     for life in 0..4 {
         images.extend(live(life, &folder.join(format!("life-{life}"))));
@@ -63,7 +65,7 @@ fn discarding(path: &Path) -> Image {
         producer.submit(n as u16, &bytes).unwrap();
         known.written.insert(bytes);
     }
-    Image { bytes: copy_of(path), known }
+    Image { bytes: copy_of(path), known, holds: false }
 }
 
 /// The file as it was at one moment. A sequencer is about: what it stores while the file is read must not be there in
@@ -89,7 +91,7 @@ fn live(life: usize, path: &Path) -> Vec<Image> {
     let mut p1 = Producer::attach(&region, "p1").unwrap();
     let mut known = Known::default();
     let mut images = Vec::new();
-    let copy = |known: &Known| Image { bytes: copy_of(path), known: known.clone() };
+    let copy = |known: &Known, holds| Image { bytes: copy_of(path), known: known.clone(), holds };
     // In one life a worker lags, so that much is held; payloads are small enough for three rounds.
     let (longest, lags) = if life == 3 { (100, true) } else { (250, false) };
     for n in 0..40 + life {
@@ -107,13 +109,13 @@ fn live(life: usize, path: &Path) -> Vec<Image> {
         let waits = if lags { n % 3 != 0 } else { life == 2 && n >= 39 };
         while !waits && w1.poll().unwrap().is_some() {}
         if n % 9 == 0 || (lags && n % 6 == 2) {
-            images.push(copy(&known));
+            images.push(copy(&known, waits));
         }
     }
     while w1.poll().unwrap().is_some() {}
     let mut room = p1.claim(4, 100).unwrap();
     room.fill(7);
-    images.push(copy(&known));
+    images.push(copy(&known, false));
     drop(room);
     drop((w0, p0));
     if life == 1 {
@@ -124,7 +126,7 @@ fn live(life: usize, path: &Path) -> Vec<Image> {
     } else {
         sequencer.close().unwrap();
     }
-    images.push(copy(&known));
+    images.push(copy(&known, false));
     images
 }
 
