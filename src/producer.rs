@@ -26,6 +26,7 @@ use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::map::Map;
 use crate::region::snapshot::State;
+use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
 /// How a producer is attached.
@@ -253,6 +254,8 @@ pub struct Producer {
     /// The sequencer's turns when it was last asked for: if they move, it lives.
     turns: u64,
     vigil: Vigil,
+    /// The command that the lane's page says there is no room for.
+    full_at: Option<u64>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -286,6 +289,11 @@ impl Producer {
         crash_point!("attach.resumed");
         let base = entry.base.load(Ordering::Relaxed);
         let next = ordered.wrapping_sub(base);
+        let refused = &map.lane_page(seat.index).refused;
+        refused.full_ns.store(0, Ordering::Relaxed);
+        if next == 0 {
+            refused.duplicates.store(0, Ordering::Relaxed);
+        }
         Ok(Producer {
             alarm: Alarm::of_this_process(),
             writer,
@@ -296,6 +304,7 @@ impl Producer {
             wait: options.wait,
             turns: 0,
             vigil: Vigil::default(),
+            full_at: None,
             region: region.clone(),
             seat,
             name,
@@ -393,7 +402,13 @@ impl Producer {
     pub fn submit_at(&mut self, index: u64, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
         let next = self.next_index();
         match index.cmp(&next) {
-            std::cmp::Ordering::Less => Err(SubmitError::Duplicate { index, next }),
+            std::cmp::Ordering::Less => {
+                let refused = &self.region.map().lane_page(self.seat.index).refused;
+                // This producer alone counts.
+                let before = refused.duplicates.load(Ordering::Relaxed);
+                refused.duplicates.store(before.wrapping_add(1), Ordering::Relaxed);
+                Err(SubmitError::Duplicate { index, next })
+            }
             std::cmp::Ordering::Greater => Err(SubmitError::Gap { index, next }),
             std::cmp::Ordering::Equal => self.submit(kind, payload).map(drop),
         }
@@ -545,7 +560,7 @@ impl Producer {
         match refused {
             Refused::Closed => SubmitError::Closed,
             Refused::Damaged { position, found, expected } => {
-                SubmitError::DamagedTickets { position, found, expected }
+                self.why_damaged(SubmitError::DamagedTickets { position, found, expected })
             }
         }
     }
@@ -582,7 +597,7 @@ impl Producer {
     fn no_room(&mut self, why: NoRoom) -> SubmitError {
         self.writer.abandon();
         if let NoRoom::Damaged { found, low, high } = why {
-            return SubmitError::Damaged { found, low, high };
+            return self.why_damaged(SubmitError::Damaged { found, low, high });
         }
         if self.region.state() != State::Open {
             return SubmitError::Closed;
@@ -596,12 +611,40 @@ impl Producer {
         SubmitError::Full(UNNAMED)
     }
 
+    /// What is damaged because the file was shortened is not the fault of who wrote it.
+    #[cold]
+    fn why_damaged(&self, damage: SubmitError) -> SubmitError {
+        self.region.check().map_or_else(SubmitError::Lost, |()| damage)
+    }
+
+    /// Says in the region that this producer finds no room for its next command, and since when, if it does not say
+    /// so yet. It need not be taken back where that costs time: it is void once that command is in the order.
+    #[cold]
+    fn found_no_room(&mut self) {
+        let next = self.writer.queued();
+        if self.full_at.replace(next) != Some(next) {
+            let refused = &self.region.map().lane_page(self.seat.index).refused;
+            refused.full_at.store(next, Ordering::Relaxed);
+            refused.full_ns.store(sys::monotonic_ns().max(1), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes that back.
+    #[cold]
+    fn found_room(&mut self) {
+        self.full_at = None;
+        self.region.map().lane_page(self.seat.index).refused.full_ns.store(0, Ordering::Relaxed);
+    }
+
     /// Finds the culprit for a lack of room that is about to be told. That may take a system call, so it is not
     /// done at every attempt of one who waits.
     #[cold]
     fn name_culprit(&mut self, error: SubmitError) -> SubmitError {
         match error {
-            SubmitError::Full(_) => SubmitError::Full(Full { by: self.held_by() }),
+            SubmitError::Full(_) => {
+                self.found_no_room();
+                SubmitError::Full(Full { by: self.held_by() })
+            }
             other => other,
         }
     }
@@ -639,11 +682,19 @@ impl Producer {
         mut attempt: impl FnMut(&mut Self) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         let mut idle = Idle::new(self.wait);
+        let mut was_full = false;
         loop {
             let full = match attempt(self) {
                 Err(full @ SubmitError::Full(_)) => full,
-                other => return other,
+                other => {
+                    if was_full {
+                        self.found_room();
+                    }
+                    return other;
+                }
             };
+            self.found_no_room();
+            was_full = true;
             if wait::is_over(deadline) {
                 return Err(self.name_culprit(full));
             }

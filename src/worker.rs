@@ -62,7 +62,8 @@ pub enum WorkerPolicy {
     KillAfter {
         /// How many commands it is behind at least.
         lag: u64,
-        /// How long it has not moved; the sequencer looks each 20 to 100 ms.
+        /// How long it has not moved; the sequencer looks each 20 to 100 ms. 584 years at most; no time at all is
+        /// kept as a nanosecond.
         time: Duration,
     },
 }
@@ -111,7 +112,9 @@ impl WorkerPolicy {
         let (lag, time_ns) = match self {
             WorkerPolicy::Gate => (0, 0),
             // A time of 0 would mean never.
-            WorkerPolicy::KillAfter { lag, time } => (lag, (time.as_nanos() as u64).max(1)),
+            WorkerPolicy::KillAfter { lag, time } => {
+                (lag, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1))
+            }
         };
         policy.lag.store(lag, Ordering::Relaxed);
         // Relaxed: that the worker has begun hands both over (J3).

@@ -5,7 +5,7 @@
 //!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
 //! worker writes      WorkerPage   cursor, request, name
-//! producer writes    LanePage     claims, request, name
+//! producer writes    LanePage     claims, request, name, refusals
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
 //!
@@ -466,6 +466,26 @@ pub struct LanePage {
     pub claimed: Padded<Claimed>,
     /// Who it is.
     pub party: Padded<Party>,
+    /// What it was refused.
+    pub refused: Padded<Refused>,
+}
+
+/// What a producer was refused, for whoever looks on.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Refused {
+    /// Since when it finds no room, by the monotonic clock in nanoseconds; 0 while it finds some.
+    pub full_ns: AtomicU64,
+    /// The cell that it finds no room for: once that is in the order, `full_ns` says nothing more.
+    pub full_at: AtomicU64,
+    /// Commands that it had submitted before and wanted to submit again.
+    pub duplicates: AtomicU64,
+}
+
+impl Default for Refused {
+    fn default() -> Self {
+        Refused { full_ns: AtomicU64::new(0), full_at: AtomicU64::new(0), duplicates: AtomicU64::new(0) }
+    }
 }
 
 /// What all parties write.

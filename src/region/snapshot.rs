@@ -78,6 +78,12 @@ pub struct ProducerStatus {
     pub released: u64,
     /// It queued a ticket that could not be right and is no longer heard.
     pub fenced: bool,
+    /// For how long it has found no room: it waits for some, or was refused and has submitted nothing since. `None`
+    /// if it has found some, is gone, or has nothing outstanding.
+    pub full_for: Option<Duration>,
+    /// How many commands it wanted to submit that it had submitted before
+    /// ([`SubmitError::Duplicate`](crate::SubmitError::Duplicate)).
+    pub duplicates: u64,
 }
 
 /// A worker.
@@ -128,7 +134,7 @@ pub struct Snapshot {
     pub producers: Vec<ProducerStatus>,
     /// Workers that gate or are alive.
     pub workers: Vec<WorkerStatus>,
-    /// What holds the order back, if anything does.
+    /// Who or what holds others up, if anything does: the order as a whole, or producers that find no room.
     pub held_by: Option<HeldBy>,
     /// What became of the region's file.
     pub file: FileState,
@@ -166,6 +172,13 @@ impl Region {
         let consumed = control.published.consumed.load(Ordering::Relaxed);
         let epoch = control.reign.epoch.load(Ordering::Relaxed);
         let tickets_waiting = map.tickets().tail(consumed).wrapping_sub(consumed);
+        let has_tickets = tickets_waiting > 0;
+        let producers: Vec<_> = (1..=self.geometry().producers as u16)
+            .filter_map(|lane| self.producer_status(lane, has_tickets))
+            .collect();
+        let sequencer = (epoch > 0).then(|| self.sequencer_status(has_tickets));
+        let is_late = sequencer.as_ref().is_some_and(|party| party.suspect);
+        let is_full = producers.iter().any(|producer| producer.full_for.is_some());
         Snapshot {
             state: self.state(),
             epoch,
@@ -174,12 +187,10 @@ impl Region {
             anchor: anchor.map_or(control.anchor.position(), |(at, _)| at),
             anchor_digest: anchor.map(|(_, [digest, _])| Digest(digest)),
             tickets_waiting,
-            sequencer: (epoch > 0).then(|| self.sequencer_status(tickets_waiting > 0)),
-            producers: (1..=self.geometry().producers as u16)
-                .filter_map(|l| self.producer_status(l))
-                .collect(),
+            sequencer,
+            producers,
             workers: self.worker_statuses(next),
-            held_by: self.order_held_by(),
+            held_by: self.held_by(is_late, is_full),
             file: self.file_state(),
             errors: self.errors(),
         }
@@ -229,24 +240,31 @@ impl Region {
         PartyStatus { name: name.to_string(), pid, alive, attached, suspect: false, locked }
     }
 
-    fn producer_status(&self, lane: u16) -> Option<ProducerStatus> {
+    fn producer_status(&self, lane: u16, has_tickets: bool) -> Option<ProducerStatus> {
         let entry = self.map().lane_entry(lane);
         let number = entry.number.load(Ordering::Relaxed);
         let base = entry.base.load(Ordering::Relaxed);
         let from_base = |cell: &AtomicU64| cell.load(Ordering::Relaxed).wrapping_sub(base);
-        (number > 0).then(|| ProducerStatus {
-            slot: lane,
-            number,
-            party: self.party_status(
-                &self.map().lane_page(lane).party,
-                Name::from_words(entry.name.load()),
-                Role::Lane(lane),
-                true,
-            ),
-            next: from_base(&entry.ordered),
-            // What a former owner of the lane had outstanding lies before the base.
-            released: (from_base(&entry.released) as i64).max(0) as u64,
-            fenced: entry.fenced.load(Ordering::Relaxed) != 0,
+        let page = self.map().lane_page(lane);
+        let full_ns = page.refused.full_ns.load(Ordering::Relaxed);
+        (number > 0).then(|| {
+            let name = Name::from_words(entry.name.load());
+            let party = self.party_status(&page.party, name, Role::Lane(lane), true);
+            let (next, freed) = (from_base(&entry.ordered), from_base(&entry.released));
+            // What has nothing outstanding has all the room there is, whatever it found when it last looked.
+            let is_waiting = (from_base(&page.refused.full_at).wrapping_sub(next) as i64) >= 0;
+            let is_full = full_ns > 0 && is_waiting && party.alive && (next != freed || has_tickets);
+            ProducerStatus {
+                slot: lane,
+                number,
+                party,
+                next,
+                // What a former owner of the lane had outstanding lies before the base.
+                released: (freed as i64).max(0) as u64,
+                fenced: entry.fenced.load(Ordering::Relaxed) != 0,
+                full_for: is_full.then(|| age(full_ns).unwrap_or_default()),
+                duplicates: page.refused.duplicates.load(Ordering::Relaxed),
+            }
         })
     }
 
@@ -308,6 +326,20 @@ impl Region {
             name: Name::from_words(self.map().members()[usize::from(slot)].name.load()),
             pid: party.pid.load(Ordering::Relaxed) as u32,
             lag: published(self.map().control()).0.since(at),
+        }
+    }
+
+    /// Who holds others up: the order as a whole, or those who find no room.
+    fn held_by(&self, is_late: bool, is_full: bool) -> Option<HeldBy> {
+        let sequencer = || HeldBy::Sequencer { pid: self.sequencer_pid() };
+        match self.order_held_by() {
+            Some(by) => Some(by),
+            None if is_full => Some(match self.held_by_worker() {
+                // Everything is passed: the sequencer has yet to order more, or to free it.
+                HeldBy::Worker { lag: 0, .. } => sequencer(),
+                by => by,
+            }),
+            None => is_late.then(sequencer),
         }
     }
 

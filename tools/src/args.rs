@@ -58,6 +58,17 @@ pub(crate) fn seconds(text: &str) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds).with_context(|| format!("{text} seconds are no time to wait"))
 }
 
+/// A time without a move after which one is killed: longer than the sequencer takes to look again, so that nobody is
+/// killed for not having been asked.
+pub(crate) fn patience(text: &str) -> Result<Duration> {
+    const SHORTEST: f64 = 0.1;
+    const LONGEST: f64 = 1e9;
+    let time = seconds(text)?;
+    let is_in_range = (SHORTEST..=LONGEST).contains(&time.as_secs_f64());
+    ensure!(is_in_range, "{text} seconds are out of range, from {SHORTEST} to {LONGEST} are possible");
+    Ok(time)
+}
+
 /// Permission bits in octal.
 pub(crate) fn mode(text: &str) -> Result<u32> {
     let digits = text.strip_prefix("0o").unwrap_or(text);
@@ -159,6 +170,15 @@ mod tests {
     fn times_are_in_seconds() {
         assert_eq!(seconds("0.25").unwrap(), Duration::from_millis(250));
         assert!(["-1", "NaN", "1e300", "soon"].iter().all(|text| seconds(text).is_err()));
+    }
+
+    #[test]
+    fn nobody_is_killed_at_once() {
+        assert_eq!(patience("0.1").unwrap(), Duration::from_millis(100));
+        for text in ["0", "0.09", "1000000001"] {
+            let error = patience(text).unwrap_err().to_string();
+            assert!([text, "0.1", "1000000000"].iter().all(|part| error.contains(part)), "{error}");
+        }
     }
 
     #[test]

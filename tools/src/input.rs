@@ -6,9 +6,12 @@
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// The lines of an input that is read as a whole.
 #[derive(Debug)]
@@ -58,15 +61,36 @@ impl Lines {
 /// Reads commands as they come, without waiting for the end of the input.
 pub(crate) struct Stream {
     input: BufReader<Box<dyn Read>>,
+    /// The same, to be asked whether there is something to read.
+    fd: OwnedFd,
     read: u64,
 }
 
 impl Stream {
     /// Opens a file, or standard input for `-`.
     pub(crate) fn open(path: &Path) -> Result<Stream> {
+        let (input, fd): (Box<dyn Read>, _) = if path == Path::new("-") {
+            (Box::new(io::stdin().lock()), io::stdin().as_fd().try_clone_to_owned())
+        } else {
+            let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+            let fd = file.as_fd().try_clone_to_owned();
+            (Box::new(file), fd)
+        };
+        let fd = fd.with_context(|| format!("cannot watch {}", path.display()))?;
         // Large enough that a batch of ordinary commands is in sight at once.
-        let input = BufReader::with_capacity(1 << 18, open(path)?);
-        Ok(Stream { input, read: 0 })
+        Ok(Stream { input: BufReader::with_capacity(1 << 18, input), fd, read: 0 })
+    }
+
+    /// Whether there is something to read, or nothing will ever be, within a time: the rest of a line may still have
+    /// to be waited for.
+    pub(crate) fn stirs_within(&self, time: Duration) -> bool {
+        if !self.input.buffer().is_empty() {
+            return true;
+        }
+        let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        // What cannot be watched is read, which says why.
+        poll(&mut ends, time) != Ok(0)
     }
 
     /// Whether the next line is here already, so that asking for it waits for nobody.

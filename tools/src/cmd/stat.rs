@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{ProducerStatus, Snapshot, WorkerPolicy, WorkerStatus};
+use seriatim::{ErrorCode, HeldBy, PartyStatus, ProducerStatus, Snapshot, WorkerPolicy, WorkerStatus};
 
 use crate::Outcome;
 use crate::open;
@@ -21,7 +21,8 @@ Examples:
 
 Rates need two looks, so only --watch has them. A party is `alive` as long as the kernel keeps its lock, be it
 running or stopped, and `suspect` if it lives, has something to do and has not moved for a second. STUCK is for how
-long a worker has had something to do and has not moved, as the sequencer saw it.";
+long a worker has had something to do and has not moved, as the sequencer saw it; FULL for how long a producer has
+found no room. `held up by` names who keeps others waiting, if anybody waits.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -72,6 +73,8 @@ struct StatReport {
     path: String,
     state: String,
     epoch: u64,
+    /// How often a sequencer followed another one.
+    takeovers: u64,
     next: u64,
     /// Indexes a second, when there was an earlier look.
     rate: Option<f64>,
@@ -80,8 +83,16 @@ struct StatReport {
     tickets_waiting: u64,
     /// The worker that has come least far: nothing that it has not passed is free for anybody.
     gate: Option<String>,
-    /// What holds the order as a whole up, if anything does.
-    held_by: Option<String>,
+    /// Who or what holds others up, if anything does.
+    held_by: Option<Culprit>,
+    /// Parties that live; of these, who is suspect; parties that are gone and whose place is not taken yet.
+    living: usize,
+    suspect: usize,
+    gone: usize,
+    /// Workers that died without leaving, so far.
+    workers_died: u64,
+    /// Commands that were refused because they had been submitted before.
+    duplicates: u64,
     /// `here`, `unlinked` or `replaced`.
     file: String,
     /// Different errors in the region's error log; `seriatim errors` shows them.
@@ -90,6 +101,22 @@ struct StatReport {
     sequencer: Option<PartyReport>,
     producers: Vec<ProducerRow>,
     workers: Vec<WorkerRow>,
+}
+
+/// Who holds others up.
+#[derive(Debug, Serialize)]
+struct Culprit {
+    /// `worker`, `sequencer`, `no worker` or `no sequencer`.
+    what: &'static str,
+    name: Option<String>,
+    slot: Option<u16>,
+    pid: Option<u32>,
+    /// Where it is, and how many commands that is behind.
+    next: Option<u64>,
+    lag: Option<u64>,
+    /// How long it has not moved, in seconds.
+    stuck_s: Option<f64>,
+    text: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -108,6 +135,10 @@ struct ProducerRow {
     next: u64,
     released: u64,
     fenced: bool,
+    /// How long it has found no room, in seconds, if it finds none.
+    full_s: Option<f64>,
+    /// Commands that it had submitted before, and that were refused.
+    duplicates: u64,
     rate: Option<f64>,
 }
 
@@ -135,6 +166,7 @@ impl StatReport {
             path: path.to_string(),
             state: snapshot.state.to_string(),
             epoch: snapshot.epoch,
+            takeovers: snapshot.epoch.saturating_sub(1),
             next: snapshot.next.get(),
             rate: None,
             runs: snapshot.runs,
@@ -144,7 +176,12 @@ impl StatReport {
             },
             tickets_waiting: snapshot.tickets_waiting,
             gate: slowest.map(|worker| worker.party.name.clone()),
-            held_by: snapshot.held_by.map(|by| by.to_string()),
+            held_by: snapshot.held_by.map(|by| Culprit::new(&by, &snapshot.workers)),
+            living: parties(snapshot).filter(|party| party.alive).count(),
+            suspect: parties(snapshot).filter(|party| party.suspect).count(),
+            gone: parties(snapshot).filter(|party| !party.alive).count(),
+            workers_died: deaths(snapshot),
+            duplicates: snapshot.producers.iter().map(|producer| producer.duplicates).sum(),
             file: snapshot.file.to_string(),
             errors: snapshot.errors.records.len(),
             last_error: snapshot.errors.records.last().map(ToString::to_string),
@@ -169,6 +206,46 @@ impl StatReport {
     }
 }
 
+fn parties(snapshot: &Snapshot) -> impl Iterator<Item = &PartyStatus> {
+    let producers = snapshot.producers.iter().map(|producer| &producer.party);
+    snapshot.sequencer.iter().chain(producers).chain(snapshot.workers.iter().map(|worker| &worker.party))
+}
+
+fn deaths(snapshot: &Snapshot) -> u64 {
+    let deaths = snapshot.errors.records.iter().filter(|record| record.code == ErrorCode::WorkerDied);
+    deaths.map(|record| record.count).sum()
+}
+
+impl Culprit {
+    fn new(by: &HeldBy, workers: &[WorkerStatus]) -> Culprit {
+        let mut culprit = Culprit {
+            what: "no worker",
+            name: None,
+            slot: None,
+            pid: None,
+            next: None,
+            lag: None,
+            stuck_s: None,
+            text: by.to_string(),
+        };
+        match by {
+            HeldBy::Worker { slot, name, pid, lag } => {
+                culprit.what = "worker";
+                (culprit.name, culprit.slot) = (Some(name.to_string()), Some(*slot));
+                (culprit.pid, culprit.lag) = (Some(*pid), Some(*lag));
+                if let Some(status) = workers.iter().find(|worker| worker.slot == *slot) {
+                    culprit.next = Some(status.next.get());
+                    culprit.stuck_s = Some(status.stuck_for.as_secs_f64());
+                }
+            }
+            HeldBy::Sequencer { pid } => (culprit.what, culprit.pid) = ("sequencer", Some(*pid)),
+            HeldBy::NoSequencer => culprit.what = "no sequencer",
+            _ => {}
+        }
+        culprit
+    }
+}
+
 impl From<&ProducerStatus> for ProducerRow {
     fn from(status: &ProducerStatus) -> ProducerRow {
         ProducerRow {
@@ -178,6 +255,8 @@ impl From<&ProducerStatus> for ProducerRow {
             next: status.next,
             released: status.released,
             fenced: status.fenced,
+            full_s: status.full_for.map(|time| time.as_secs_f64()),
+            duplicates: status.duplicates,
             rate: None,
         }
     }
@@ -206,7 +285,11 @@ impl Report for StatReport {
             Some(party) => format!("sequencer pid {} {}", party.pid, party.life()),
             None => "no sequencer yet".into(),
         };
-        writeln!(out, "{}: {}, epoch {}, {sequencer}", self.path, self.state, self.epoch)?;
+        let (epoch, takeovers) = (self.epoch, self.takeovers);
+        writeln!(out, "{}: {}, epoch {epoch}, {takeovers} takeovers, {sequencer}", self.path, self.state)?;
+        let StatReport { living, suspect, gone, workers_died, duplicates, .. } = self;
+        writeln!(out, "parties: {living} alive, {suspect} of them suspect, {gone} gone")?;
+        writeln!(out, "so far: {workers_died} workers died, {duplicates} duplicates refused")?;
         let rate = self.rate.map_or(String::new(), |rate| format!(" ({rate:.0}/s)"));
         let (runs, waiting) = (self.runs, self.tickets_waiting);
         writeln!(out, "order: next {}{rate}, {runs} runs, {waiting} tickets waiting", self.next)?;
@@ -217,7 +300,10 @@ impl Report for StatReport {
             writeln!(out, "locked in memory by: {}", locked.join(", "))?;
         }
         if let Some(by) = &self.held_by {
-            writeln!(out, "held up by: {by}")?;
+            match by.stuck_s {
+                Some(stuck_s) => writeln!(out, "held up by: {}, has not moved for {stuck_s:.1} s", by.text)?,
+                None => writeln!(out, "held up by: {}", by.text)?,
+            }
         }
         if self.file != "here" {
             writeln!(out, "file: {}, who comes does not find this region", self.file)?;
@@ -247,7 +333,7 @@ impl StatReport {
         parties.filter(|(_, party)| party.locked == Some(true)).map(|(name, _)| name).collect()
     }
 
-    fn producer_table(&self) -> Table<7> {
+    fn producer_table(&self) -> Table<8> {
         let mut table = Table::new([
             ("PRODUCER", Align::Left),
             ("NUMBER", Align::Right),
@@ -256,6 +342,7 @@ impl StatReport {
             ("NEXT", Align::Right),
             ("RELEASED", Align::Right),
             ("RATE", Align::Right),
+            ("FULL", Align::Right),
         ]);
         for row in &self.producers {
             table.row([
@@ -266,6 +353,7 @@ impl StatReport {
                 row.next.to_string(),
                 row.released.to_string(),
                 rate(row.rate),
+                row.full_s.map_or("-".into(), |time| format!("{time:.1} s")),
             ]);
         }
         table

@@ -18,6 +18,12 @@ use crate::party::footprint;
 /// How long to wait before saying for what.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How often to look whether what was submitted gets its place, also while the input is silent.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// How long to look then: a region that is lost takes a second to be known as such.
+const LONG_LOOK: Duration = Duration::from_secs(2);
+
 const EXAMPLES: &str = "\
 Examples:
   seriatim submit /dev/shm/orders commands.txt
@@ -128,17 +134,62 @@ fn pump(
     report: &mut SubmitReport,
 ) -> Result<()> {
     let mut batch = Batch::default();
+    let mut unheard = Unheard::new(report.first);
     loop {
+        while !input.stirs_within(LOOK) {
+            unheard.look(&mut producer)?;
+        }
         let more = batch.gather(input, limits);
         batch.submit(&mut producer, report)?; // What was good before a bad line as well.
         if !more? {
             break;
         }
+        unheard.look(&mut producer)?;
     }
     if report.next > report.first {
         report.seq = place(&mut producer, report.next - 1)?;
     }
     Ok(())
+}
+
+/// Looks, while lines come or are waited for, whether those before get their place: whoever submits into a region that
+/// nobody serves finds room for long.
+struct Unheard {
+    /// The first index that is not known to have its place.
+    next: u64,
+    /// The last index that was submitted at the last look, and when that was.
+    asked: Option<(u64, Instant)>,
+    looked: Instant,
+}
+
+impl Unheard {
+    fn new(first: u64) -> Unheard {
+        Unheard { next: first, asked: None, looked: Instant::now() }
+    }
+
+    /// Looks if it is time to.
+    ///
+    /// # Errors
+    /// Nothing that was submitted can get its place any more.
+    fn look(&mut self, producer: &mut Producer) -> Result<()> {
+        if self.looked.elapsed() < LOOK || producer.next_index() == self.next {
+            return Ok(());
+        }
+        self.looked = Instant::now();
+        let (index, since) = *self.asked.get_or_insert((producer.next_index() - 1, self.looked));
+        let has_waited = since.elapsed() >= PATIENCE;
+        let until = if has_waited { Instant::now() + LONG_LOOK } else { Instant::now() };
+        match producer.wait_sequenced_deadline(index, until) {
+            Ok(_) => (self.next, self.asked) = (index + 1, None),
+            Err(WaitError::Late { by, .. }) if has_waited => {
+                complain(format_args!("still waiting for the order: {by}"));
+                self.asked = None;
+            }
+            Err(WaitError::Late { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
 }
 
 /// Waits until a command is in the order, saying now and then what it waits for.

@@ -10,7 +10,7 @@ use serde::Serialize;
 use seriatim::{Event, JoinOptions, Worker, WorkerPolicy};
 
 use crate::Outcome;
-use crate::args::seconds;
+use crate::args::patience;
 use crate::open;
 use crate::output::{self, Report};
 use crate::signal::Stop;
@@ -51,8 +51,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     count: Option<u64>,
     /// Let the sequencer kill this worker when it has not moved for so many seconds although there is something to
-    /// do: what it held up goes on when its process has ended. Without this it is waited for
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    /// do, at least 0.1: what it held up goes on when its process has ended. Without this it is waited for
+    #[arg(long, value_name = "SECONDS", value_parser = patience)]
     kill_after: Option<Duration>,
     /// With --kill-after, only if it is at least so many commands behind
     #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
