@@ -292,3 +292,21 @@ pub(crate) fn raise(signal: libc::c_int) {
     // SAFETY: plain number.
     unsafe { libc::raise(signal) };
 }
+
+/// Has a signal do nothing but interrupt the system call that the thread is in.
+#[cfg(test)]
+pub(crate) fn interrupt_by(signal: libc::c_int) {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: all zeroes are a valid value: no flags, so no SA_RESTART.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = nothing as *const () as usize;
+    // SAFETY: the handler does nothing.
+    check(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }).unwrap();
+}
+
+/// Sends a signal to a thread of this process, by the kernel's number; whether it is there.
+#[cfg(test)]
+pub(crate) fn signal_thread(thread: libc::pid_t, signal: libc::c_int) -> bool {
+    // SAFETY: plain numbers.
+    unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, signal) == 0 }
+}

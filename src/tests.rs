@@ -706,9 +706,57 @@ fn the_last_index_is_an_error_and_not_a_wrap() {
     assert_eq!(drain(&mut worker).len(), 8);
 }
 
+/// Whether to run the long forms.
+fn long() -> bool {
+    std::env::var_os("SERIATIM_LONG").is_some_and(|value| value != "0")
+}
+
+/// What an observer got between two indexes, checked as it came.
+#[derive(Default)]
+struct Watched {
+    commands: u64,
+    changes: u64,
+    missed: u64,
+    gaps: u64,
+}
+
+/// Looks on with pauses that differ until `ended` and nothing is left: every index is delivered or missed, once.
+fn watch(observer: &mut Observer, len: usize, ended: &AtomicBool) -> Watched {
+    let (mut watched, mut expected, mut random) = (Watched::default(), observer.next(), 0x9e37_79b9_u64);
+    loop {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        match random >> 60 {
+            0 => thread::sleep(Duration::from_micros(random >> 33 & 0x3ff)),
+            1..4 => thread::yield_now(),
+            _ => {}
+        }
+        let was_ended = ended.load(Ordering::Acquire);
+        match observer.poll().unwrap() {
+            Some(Observed::Event(event)) => {
+                assert_eq!(event.seq(), expected);
+                expected = expected.plus(1);
+                if let Event::Command(c) = event {
+                    assert_eq!(c.payload.len(), len);
+                    assert!(c.payload.iter().all(|&b| b == c.payload[0]), "a mix at {}", c.seq);
+                    watched.commands += 1;
+                } else {
+                    watched.changes += 1;
+                }
+            }
+            Some(Observed::Missed { from, to }) => {
+                assert!(from == expected && to > from, "{from} to {to}, expected {expected}");
+                (watched.missed, watched.gaps) = (watched.missed + to.since(from), watched.gaps + 1);
+                expected = to;
+            }
+            None if was_ended => return watched,
+            None => thread::yield_now(),
+        }
+    }
+}
+
 #[test]
 fn an_observer_delivers_or_names_everything_and_never_a_mix() {
-    for (cells, lane_bytes, len) in [(4, 256, 64), (4, 256, 40), (8, 4 << 20, 1 << 20)] {
+    for (cells, lane_bytes, len) in [(4, 256, 64), (4, 256, 40), (4, 4 << 20, 1 << 20)] {
         let config =
             Config::new().order_slots(4).lane_cells(cells).lane_bytes(lane_bytes).producers(2).workers(1);
         let region = Region::anonymous(&config).unwrap();
@@ -716,54 +764,322 @@ fn an_observer_delivers_or_names_everything_and_never_a_mix() {
         let mut worker = Worker::join(&region, "w").unwrap();
         let mut observer = Observer::attach(&Region::attach_read_only(region.path()).unwrap()).unwrap();
         let start = observer.next();
-        let commands = if len > 4096 { 20 } else { 5_000u64 };
-        let done = AtomicBool::new(false);
-        let (seen, missed) = thread::scope(|scope| {
+        let least = if len > 4096 { 20 } else { 5_000u64 };
+        let until = Instant::now() + if long() { Duration::from_secs(60) } else { Duration::ZERO };
+        let (done, sending) = (AtomicBool::new(false), AtomicU64::new(2));
+        let (watched, received) = thread::scope(|scope| {
             for name in ["a", "b"] {
-                let region = &region;
+                let (region, sending) = (&region, &sending);
                 scope.spawn(move || {
                     let mut producer = Producer::attach(region, name).unwrap();
-                    for n in 0..commands {
+                    let mut n = 0;
+                    while n < least || Instant::now() < until {
                         producer.submit(0, &vec![n as u8 ^ name.as_bytes()[0]; len]).unwrap();
+                        n += 1;
                     }
+                    producer.wait_sequenced(n - 1).unwrap();
+                    sending.fetch_sub(1, Ordering::Release);
                 });
             }
-            let reading = scope.spawn(|| {
-                let (mut seen, mut missed, mut expected) = (0, 0, start);
-                loop {
-                    let ended = done.load(Ordering::Acquire);
-                    match observer.poll().unwrap() {
-                        Some(Observed::Event(event)) => {
-                            assert_eq!(event.seq(), expected);
-                            expected = expected.plus(1);
-                            seen += 1;
-                            if let Event::Command(c) = event {
-                                assert_eq!(c.payload.len(), len);
-                                assert!(c.payload.iter().all(|&b| b == c.payload[0]), "a mix at {}", c.seq);
-                            }
-                        }
-                        Some(Observed::Missed { from, to }) => {
-                            assert_eq!(from, expected);
-                            assert!(to > from);
-                            missed += to.since(from);
-                            expected = to;
-                        }
-                        None if ended => return (seen, missed),
-                        None => thread::yield_now(),
-                    }
+            let watching = scope.spawn(|| watch(&mut observer, len, &done));
+            // Who gates is never overtaken.
+            let (mut got, mut next) = (0u64, worker.next());
+            while sending.load(Ordering::Acquire) > 0 || worker.lag() > 0 {
+                let soon = Instant::now() + Duration::from_millis(20);
+                let Some(event) = worker.recv_deadline(soon).unwrap() else { continue };
+                assert_eq!(event.seq(), next);
+                next = next.plus(1);
+                if let Event::Command(c) = event {
+                    assert!(c.payload.len() == len && c.payload.iter().all(|&b| b == c.payload[0]));
+                    got += 1;
                 }
-            });
-            let mut got = 0;
-            while got < 2 * commands {
-                got += u64::from(matches!(worker.recv().unwrap(), Event::Command(_)));
             }
             done.store(true, Ordering::Release);
-            reading.join().unwrap()
+            (watching.join().unwrap(), got)
         });
-        assert_eq!(seen + missed, region.snapshot().next.since(start));
+        let Watched { commands, changes, missed, gaps } = watched;
+        println!("{len} bytes: {received} received; observed {commands}, and {missed} missed in {gaps} gaps");
+        assert_eq!(commands + changes + missed, region.snapshot().next.since(start));
         assert_eq!(missed, observer.missed());
+        assert!(received >= 2 * least && commands <= received);
         sequencer.stop().unwrap();
     }
+}
+
+#[test]
+fn an_observer_that_is_lapped_in_the_middle_of_a_run_goes_on_where_it_is_whole() {
+    let mut desk = Desk::new(&tiny().lane_cells(8).lane_bytes(1024));
+    let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+    let mut observer = Observer::attach(&desk.region).unwrap();
+    let start = observer.next();
+    let (mut delivered, mut missed) = (0, 0);
+    // Of each batch of four one is looked at, then two more batches come: half a lane and a whole one on.
+    for round in 0..100u8 {
+        for part in 0..3 {
+            let payload = [round.wrapping_mul(3).wrapping_add(part); 64];
+            producer.try_submit_batch(&[(0, &payload[..]); 4]).unwrap();
+            desk.turn();
+            drain(&mut worker);
+            desk.turn();
+            match if part == 0 { observer.poll().unwrap() } else { None } {
+                Some(Observed::Event(Event::Command(c))) => {
+                    assert!(c.payload.iter().all(|byte| *byte == c.payload[0]));
+                    delivered += 1;
+                }
+                Some(Observed::Missed { from, to }) => missed += to.since(from),
+                _ => {}
+            }
+        }
+    }
+    while let Some(seen) = observer.poll().unwrap() {
+        match seen {
+            Observed::Event(_) => delivered += 1,
+            Observed::Missed { from, to } => missed += to.since(from),
+        }
+    }
+    assert_eq!(delivered + missed, desk.region.snapshot().next.since(start));
+    assert!(delivered > 0 && missed > 0 && missed == observer.missed());
+}
+
+#[test]
+fn room_comes_back_in_the_middle_of_a_batch() {
+    /// Commands after which a worker says how far it is, by default.
+    const RELEASED: u64 = 32;
+    let mut desk = Desk::new(&Config::new().order_slots(256).lane_cells(64).producers(1).workers(1));
+    let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+    drain(&mut worker);
+    let Desk { sequencer, .. } = &mut desk;
+    let mut fill = |sequencer: &mut Sequencer| {
+        let mut submitted = 0;
+        while producer.try_submit(0, b"x").is_ok() {
+            submitted += 1;
+        }
+        while sequencer.poll(256).unwrap().commands > 0 {}
+        submitted
+    };
+    assert_eq!(fill(sequencer), 64);
+    let (mut handled, mut stall, mut longest, mut total) = (0, 0, 0, 64);
+    while handled < 1000 {
+        let got = worker.poll_batch(1000, |_| {
+            // While this command is handled the others go on, as far as they can.
+            let submitted = fill(sequencer);
+            stall = if submitted > 0 { 0 } else { stall + 1 };
+            (longest, total) = (longest.max(stall), total + submitted);
+            handled += 1;
+        });
+        assert!(got.unwrap() > 0);
+    }
+    println!("{handled} handled, {total} submitted; at most {longest} handled without room for one more");
+    assert!((RELEASED - 1..=RELEASED + 2).contains(&longest), "{longest}");
+}
+
+#[test]
+fn one_command_alone_waits_for_no_batch() {
+    let mut desk = Desk::new(&Config::new());
+    let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+    drain(&mut worker);
+    for n in 0..100u64 {
+        producer.try_submit(0, &n.to_le_bytes()).unwrap();
+        assert_eq!(desk.sequencer.poll(256).unwrap().commands, 1);
+        assert!(matches!(worker.poll().unwrap(), Some(Event::Command(c)) if c.index == n));
+    }
+}
+
+#[test]
+fn a_claim_that_was_left_open_while_others_lapped_it_is_whole_at_its_commit() {
+    for cells in [2, 4] {
+        let mut desk = Desk::new(&tiny().order_slots(8).lane_cells(cells).lane_bytes(256));
+        let options = JoinOptions::new().check_payloads(true);
+        let mut worker = desk.attach(|region| Worker::join_with(region, "w", &options)).unwrap();
+        let (mut a, mut b) = (desk.producer("a"), desk.producer("b"));
+        let mut expected = Vec::new();
+        for round in 0..50usize {
+            let late = bytes(64, round);
+            let mut claim = a.try_claim(0, late.len()).unwrap();
+            claim[..32].copy_from_slice(&late[..32]);
+            for n in 0..3 * cells as usize {
+                let other = bytes(64, round * 1000 + n);
+                b.try_submit(0, &other).unwrap();
+                expected.push(other);
+                desk.turn();
+                assert_eq!(drain(&mut worker), expected.split_off(0));
+                desk.turn();
+            }
+            claim[32..].copy_from_slice(&late[32..]);
+            claim.commit().unwrap();
+            expected.push(late);
+            desk.turn();
+            assert_eq!(drain(&mut worker), expected.split_off(0));
+            desk.turn();
+        }
+        assert_eq!(desk.region.snapshot().producers[0].next, 50);
+    }
+}
+
+#[test]
+fn a_region_that_was_shortened_is_not_called_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |path: &std::path::Path, len: u64| {
+        std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len).unwrap();
+    };
+    for (name, is_shortened) in [("shortened", true), ("damaged", false)] {
+        let region = Region::create(dir.path().join(name), &tiny()).unwrap();
+        let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+        let mut worker = desk.worker("w");
+        let [mut first, mut second] = ["a", "b"].map(|name| desk.producer(name));
+        // Round the queue of tickets, so that its words have turns that can be taken back.
+        for n in 0..200usize {
+            [&mut first, &mut second][n % 2].try_submit(0, b"x").unwrap();
+            desk.turn();
+            drain(&mut worker);
+            desk.turn();
+        }
+        while second.try_submit(0, b"x").is_ok() {}
+        let map = desk.region.map();
+        if is_shortened {
+            // The last page is a worker's: nobody here touches it.
+            file(desk.region.path(), map.bytes() - 4096);
+        }
+        // As it would read where pages are gone.
+        map.tickets().start_at(0);
+        map.lane_entry(2).released.store(0, Ordering::Relaxed);
+        let (tickets, room) = (first.try_submit(0, b"x"), second.try_submit(0, b"x"));
+        if is_shortened {
+            assert!(matches!(tickets, Err(SubmitError::Lost(RegionLost::Truncated { .. }))), "{tickets:?}");
+            assert!(matches!(room, Err(SubmitError::Lost(RegionLost::Truncated { .. }))), "{room:?}");
+        } else {
+            assert!(matches!(tickets, Err(SubmitError::DamagedTickets { .. })), "{tickets:?}");
+            assert!(matches!(room, Err(SubmitError::Damaged { .. })), "{room:?}");
+        }
+    }
+}
+
+#[test]
+fn the_longest_patience_with_a_worker_is_no_short_one() {
+    let policy = |time| WorkerPolicy::KillAfter { lag: 3, time };
+    let region = Region::anonymous(&Config::new()).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let longest = Duration::from_nanos(u64::MAX);
+    let kept = [(Duration::MAX, longest), (longest * 2, longest), (Duration::ZERO, Duration::from_nanos(1))];
+    for (n, (given, kept)) in kept.into_iter().enumerate() {
+        let name = n.to_string();
+        let options = JoinOptions::new().policy(policy(given));
+        let _worker = Worker::join_with(&region, &name, &options).unwrap();
+        let snapshot = region.snapshot();
+        let row = snapshot.workers.iter().find(|row| row.party.name == name).unwrap();
+        assert_eq!(row.policy, policy(kept));
+    }
+}
+
+/// Sends SIGUSR1 a thousand times a second to each thread of this process that has one of these names.
+fn storm(names: &[&str], over: &AtomicBool) -> u64 {
+    let mut sent = 0;
+    while !over.load(Ordering::Relaxed) {
+        for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
+            let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+            if names.contains(&name.trim_end()) {
+                let thread = task.file_name().to_str().unwrap().parse().unwrap();
+                sent += u64::from(sys::signal_thread(thread, libc::SIGUSR1));
+            }
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    sent
+}
+
+#[test]
+fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
+    /// Reached only when a wait never ends.
+    const NEVER: Duration = Duration::from_secs(60);
+    sys::interrupt_by(libc::SIGUSR1);
+    let over = AtomicBool::new(false);
+    let check = |what: &str, deadline: Instant, started: Instant| {
+        let (ended, took) = (Instant::now(), started.elapsed());
+        println!("{what}: {took:?}");
+        assert!(ended >= deadline, "{what} ended {:?} early", deadline - ended);
+        assert!(took < NEVER, "{what} took {took:?}");
+    };
+    let wait_for_nothing = || {
+        let time = Duration::from_millis(500);
+        let region = Region::anonymous(&tiny()).unwrap();
+        let started = Instant::now();
+        let options = AttachOptions::new().timeout(time);
+        assert!(Producer::attach_with(&region, "p", &options).is_err());
+        check("attach", started + time, started);
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let mut producer = Producer::attach(&region, "p").unwrap();
+        let mut worker = Worker::join(&region, "w").unwrap();
+        let mut observer = Observer::attach(&region).unwrap();
+        while worker.recv_deadline(Instant::now() + Duration::from_millis(50)).unwrap().is_some() {}
+        while observer.poll().unwrap().is_some() {}
+        let at = Instant::now() + time;
+        assert_eq!(worker.recv_deadline(at).unwrap(), None);
+        check("recv", at, at - time);
+        let at = Instant::now() + time;
+        assert_eq!(observer.recv_deadline(at).unwrap(), None);
+        check("observe", at, at - time);
+        while producer.try_submit(0, b"x").is_ok() {}
+        let at = Instant::now() + time;
+        let full = producer.submit_deadline(0, b"x", at);
+        check("submit", at, at - time);
+        assert!(matches!(full, Err(SubmitError::Full(Full { by: HeldBy::Worker { .. } }))), "{full:?}");
+        sequencer.stop().unwrap();
+        let region = Region::anonymous(&tiny()).unwrap();
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let mut producer = Producer::attach(&region, "p").unwrap();
+        sequencer.stop().unwrap();
+        let index = producer.submit(0, b"x").unwrap();
+        let at = Instant::now() + time;
+        let late = producer.wait_sequenced_deadline(index, at);
+        check("wait for a place", at, at - time);
+        assert_eq!(late, Err(WaitError::Late { index, by: HeldBy::NoSequencer }));
+    };
+    let pass_commands = || {
+        let config = Config::new().order_slots(8).lane_cells(4).lane_bytes(256).producers(1).workers(1);
+        let region = Region::anonymous(&config).unwrap();
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let mut worker = Worker::join_with(&region, "w", &JoinOptions::new().check_payloads(true)).unwrap();
+        let mut producer = Producer::attach(&region, "p").unwrap();
+        let commands = if long() { 200_000 } else { 3_000u64 };
+        thread::scope(|scope| {
+            let submit = move || {
+                for n in 0..commands {
+                    producer.submit(0, &bytes((n % 120) as usize, n as usize)).unwrap();
+                    if n % 64 == 0 {
+                        thread::sleep(Duration::from_micros(300));
+                    }
+                }
+                producer
+            };
+            thread::Builder::new().name("stormed".into()).spawn_scoped(scope, submit).unwrap();
+            let mut next = 0;
+            while next < commands {
+                if let Event::Command(c) = worker.recv().unwrap() {
+                    assert_eq!(
+                        (c.index, c.payload),
+                        (next, &bytes((next % 120) as usize, next as usize)[..])
+                    );
+                    next += 1;
+                }
+            }
+            assert_eq!(worker.recv_deadline(Instant::now() + Duration::from_millis(50)).unwrap(), None);
+        });
+        sequencer.stop().unwrap();
+    };
+    let sent = thread::scope(|scope| {
+        let storm = scope.spawn(|| storm(&["stormed", "seriatim-seq"], &over));
+        let named = |name: &str| thread::Builder::new().name(name.into());
+        let parts = [
+            named("stormed").spawn_scoped(scope, wait_for_nothing).unwrap(),
+            named("stormed").spawn_scoped(scope, pass_commands).unwrap(),
+        ];
+        let ended = parts.map(|part| part.join());
+        over.store(true, Ordering::Relaxed);
+        ended.into_iter().for_each(Result::unwrap);
+        storm.join().unwrap()
+    });
+    println!("{sent} signals sent");
+    assert!(sent > 100);
 }
 
 #[test]
