@@ -146,6 +146,14 @@ pub struct Snapshot {
 const SUSPECT: Duration = Duration::from_secs(1);
 
 impl Snapshot {
+    /// The slowest worker, as the one who holds up whoever waits for room, or that there is none.
+    #[must_use]
+    pub fn gate(&self) -> HeldBy {
+        let Some(worker) = self.workers.iter().find(|worker| worker.gating) else { return HeldBy::NoWorker };
+        let WorkerStatus { slot, lag, party, .. } = worker;
+        HeldBy::Worker { slot: *slot, name: Name::cut(&party.name), pid: party.pid, lag: *lag }
+    }
+
     /// Everybody who is alive, as text.
     #[must_use]
     pub fn living(&self) -> Vec<String> {

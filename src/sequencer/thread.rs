@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -95,7 +96,7 @@ impl Sequencer {
         sequencer.measure_cpu = config.measure_cpu;
         sequencer.watch.stall_after(config.stall_after);
         let asked = Arc::new(AtomicU8::new(RUN));
-        let (pinned, is_pinned) = std::sync::mpsc::channel();
+        let (pinned, is_pinned) = mpsc::channel();
         let thread = std::thread::Builder::new().name(affinity::SEQUENCER_THREAD.into()).spawn({
             let asked = Arc::clone(&asked);
             move || {
@@ -109,7 +110,14 @@ impl Sequencer {
         let thread = thread.map_err(SequencerError::Thread)?;
         let handle = SequencerHandle { region, asked, thread: Some(thread) };
         // A thread that ended without a word panicked: joining says how.
-        match is_pinned.recv() {
+        let told = loop {
+            // Bounded, as all waits are: not even here is a wake-up that gets lost one for good.
+            match is_pinned.recv_timeout(wait::LONGEST_SLEEP) {
+                Err(RecvTimeoutError::Timeout) => {}
+                other => break other,
+            }
+        };
+        match told {
             Ok(Ok(())) => Ok(handle),
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(handle.stop().err().unwrap_or(SequencerError::Panicked("at its start".into()))),

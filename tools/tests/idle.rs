@@ -25,6 +25,8 @@ fn a_parked_sequencer_and_four_workers_cost_no_cpu() {
         let out = folder.path().join(number.to_string());
         parties.push(worker(&region, &format!("w{number}"), &["--out", out.to_str().unwrap()]));
     }
+    let pids: Vec<u32> = parties.iter_mut().map(Running::pid).collect();
+    idles("before any producer", &pids);
     run_with(&["submit", &region], b"before\n").with(0);
     let arrived = |text: &str| {
         let read = |number: usize| fs::read_to_string(folder.path().join(number.to_string())).unwrap();
@@ -32,21 +34,45 @@ fn a_parked_sequencer_and_four_workers_cost_no_cpu() {
     };
     arrived("before\n");
 
-    let pids: Vec<u32> = parties.iter_mut().map(Running::pid).collect();
-    let used = || pids.iter().map(|&pid| cpu_ticks(pid)).sum::<u64>();
-    let (before, started) = (used(), Instant::now());
-    thread::sleep(Duration::from_secs(if long() { 10 } else { 3 }));
-    let ticks = (used() - before) as f64;
-    let share = ticks / ticks_per_second() / started.elapsed().as_secs_f64();
-    println!("{:.2} % of one core, all five together", share * 100.0);
-    assert!(share < 0.02, "{:.1} % of one core while idle", share * 100.0);
-
+    idles("after one left", &pids);
     run_with(&["submit", &region], b"after\n").with(0);
     arrived("before\nafter\n");
     parties.remove(0).stop().with(0);
     for worker in parties {
         worker.end().with(0);
     }
+}
+
+/// That parties cost next to nothing for a while.
+fn idles(when: &str, pids: &[u32]) {
+    let share = share_of_a_core(pids, Duration::from_secs(if long() { 10 } else { 2 }));
+    println!("{when}: {:.2} % of one core, all {} together", share * 100.0, pids.len());
+    assert!(share < 0.02, "{when}: {:.1} % of one core while idle", share * 100.0);
+}
+
+/// How much of a core processes use for a while.
+fn share_of_a_core(pids: &[u32], time: Duration) -> f64 {
+    let used = || pids.iter().map(|&pid| cpu_ticks(pid)).sum::<u64>();
+    let (before, started) = (used(), Instant::now());
+    thread::sleep(time);
+    (used() - before) as f64 / ticks_per_second() / started.elapsed().as_secs_f64()
+}
+
+#[test]
+fn waiting_by_yielding_or_spinning_costs_more_than_parking() {
+    let folder = scratch();
+    let cost = |wait: &str| {
+        let region = create(&folder, wait, &[]);
+        let mut sequencer = Running::start(&mut seriatim(&["sequence", &region, "--wait", wait]));
+        assert!(sequencer.line().starts_with("serving"));
+        let share =
+            share_of_a_core(&[sequencer.pid()], Duration::from_millis(if long() { 5000 } else { 600 }));
+        println!("an idle sequencer that waits by {wait}: {:.1} % of one core", share * 100.0);
+        sequencer.stop().with(0);
+        share
+    };
+    let [park, yields, spin] = ["park", "yield", "spin"].map(cost);
+    assert!(park < yields && park < spin);
 }
 
 fn ticks_per_second() -> f64 {

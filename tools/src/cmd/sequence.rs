@@ -84,7 +84,7 @@ impl Args {
         let stats = sequencer.close()?;
         let snapshot = region.snapshot();
         if !stats.closed {
-            let by = snapshot.held_by.map_or("nobody that can be named".into(), |by| by.to_string());
+            let by = snapshot.gate();
             complain(format_args!("{path} was left open, the end had no room in the order: {by}"));
             return Ok(Outcome::Problem);
         }

@@ -144,7 +144,7 @@ fn produce(region: &Region, table: &Stamps, me: usize) {
         let made = |i: u64| payload(me, next + i);
         match made(0).1.len() % 4 {
             0 => {
-                let count = (goal - next).min(1 + next % 5);
+                let count = (goal - next).min(1 + next % 5).min(producer.max_batch() as u64);
                 let batch: Vec<(u16, Vec<u8>)> = (0..count).map(made).collect();
                 let batch: Vec<(u16, &[u8])> =
                     batch.iter().map(|(k, bytes)| (*k, bytes.as_slice())).collect();

@@ -1,0 +1,802 @@
+//! Who holds whom up, and who does not: workers and producers that are stopped, regions that are full, calls that
+//! must not wait.
+
+mod common;
+mod engine;
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use engine::{Engine, Random, Who, seed, this_program};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::unistd::Pid;
+use serde_json::Value;
+use seriatim::{
+    Config, Event, Full, HeldBy, JoinOptions, Producer, Region, Sequencer, SequencerConfig, SubmitError,
+    Worker,
+};
+use tempfile::TempDir;
+
+/// Reached only by what never ends.
+const NEVER: Duration = Duration::from_secs(60);
+
+const VARIABLE: &str = "SERIATIM_FLOW_PART";
+
+/// What the processes of these tests do. Does nothing as a test.
+#[test]
+fn part() {
+    engine::part::play();
+    let Ok(part) = std::env::var(VARIABLE) else { return };
+    let (what, region) = part.split_once(' ').expect("a part and a region");
+    let region = Region::attach(region).unwrap();
+    match what {
+        "claim" => claim_and_stop(&region),
+        "try" => try_without_waiting(&region),
+        "ping" => ping(),
+        other => panic!("no part {other:?}"),
+    }
+    // Not through the test harness: others may hold its pipes.
+    std::process::exit(0);
+}
+
+/// This program with a part to play, started by `with`.
+fn play(what: &str, region: &str, with: &[&str]) -> Running {
+    let this = this_program();
+    let (program, args) = (this.get_program().to_owned(), this.get_args().map(ToOwned::to_owned));
+    let mut command = match with {
+        [] => Command::new(program),
+        [wrapper, rest @ ..] => {
+            let mut command = Command::new(wrapper);
+            command.args(rest).arg(program);
+            command
+        }
+    };
+    command.args(args.collect::<Vec<_>>()).env(VARIABLE, format!("{what} {region}"));
+    Running::start(command.stdin(Stdio::piped()))
+}
+
+fn lines_of(folder: &TempDir, name: &str, count: usize, len: usize) -> String {
+    let path = folder.path().join(name).display().to_string();
+    let text: String = (0..count).map(|n| format!("{n:0len$}\n")).collect();
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn row(status: &Value, of: &str, name: &str) -> Value {
+    let rows = status[of].as_array().unwrap();
+    rows.iter().find(|row| row["name"] == name).cloned().unwrap_or_default()
+}
+
+fn is_stopped(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+}
+
+// ---- who holds others up is named -------------------------------------------------------------------------
+
+/// Sizes in which one thing runs short before the others, and the length of a line that sees to that.
+const SHORT_OF: [(&str, &[&str], usize); 3] = [
+    ("order slots", &["--slots", "16", "--lane-cells", "4096"], 8),
+    ("lane cells", &["--slots", "4096", "--lane-cells", "64"], 8),
+    ("lane bytes", &["--slots", "4096", "--lane-cells", "4096", "--lane-bytes", "64K"], 1000),
+];
+
+#[test]
+fn who_keeps_the_room_is_named_whatever_is_short_of_it_and_the_flow_resumes() {
+    thread::scope(|scope| {
+        for (what, sizes, len) in SHORT_OF {
+            scope.spawn(move || stall_on(what, sizes, len));
+        }
+    });
+}
+
+fn stall_on(what: &str, sizes: &[&str], len: usize) {
+    let folder = scratch();
+    let region = create(&folder, "region", &[sizes, &["--producers", "3", "--workers", "4"]].concat());
+    let sequencer = sequence(&region);
+    let workers = ["w0", "w1", "w2", "stopped"].map(|name| worker(&region, name, &["--out", "/dev/null"]));
+    let [w0, w1, w2, mut stopped] = workers;
+    let pid = stopped.pid();
+    // Enough to be under load as long as it takes, and small batches, so that the order needs slots.
+    let file = lines_of(&folder, "lines", 400_000 / len.max(20), len);
+    let submit = |name: &str| {
+        let endless =
+            format!("while cat {file}; do :; done | \"$0\" submit {region} - --name {name} --batch 1");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &endless, env!("CARGO_BIN_EXE_seriatim")]).stdin(Stdio::null());
+        Running::start(&mut shell)
+    };
+    let submitters = ["p", "q"].map(submit);
+    // Attached beforehand: there is no room in the order for its coming, later.
+    let mut producer = Producer::attach(&Region::attach(&region).unwrap(), "impatient").unwrap();
+    let next = || stat(&region)["next"].as_u64().unwrap();
+    eventually("they are under load", || next() > 1000);
+
+    for blow in [Signal::SIGCONT, Signal::SIGKILL] {
+        stopped.signal(Signal::SIGSTOP);
+        let since = Instant::now();
+        let mut status = Value::Null;
+        eventually(&format!("{what}: who holds up is named"), || {
+            status = stat(&region);
+            status["held_by"]["name"] == "stopped"
+        });
+        println!("{what}: named after {:?}: {}", since.elapsed(), status["held_by"]["text"]);
+        eventually(&format!("{what}: it is suspect, both producers wait, and nothing moves"), || {
+            let before = next();
+            status = stat(&region);
+            let waits = ["p", "q"].iter().all(|name| row(&status, "producers", name)["full_s"].is_f64());
+            row(&status, "workers", "stopped")["suspect"] == true && waits && before == status["next"]
+        });
+        let (by, its) = (&status["held_by"], row(&status, "workers", "stopped"));
+        assert_eq!((&by["what"], &by["pid"]), (&"worker".into(), &pid.into()), "{status}");
+        assert_eq!((&by["slot"], &by["next"]), (&its["slot"], &its["next"]), "{status}");
+        let lag = status["next"].as_u64().unwrap() - its["next"].as_u64().unwrap();
+        assert!(lag > 0 && by["lag"] == lag && its["lag"] == lag, "{status}");
+        assert!(by["stuck_s"].as_f64().unwrap() >= 1.0 && status["suspect"] == 1, "{status}");
+        let text = run(&["stat", &region]).with(0).out;
+        let said =
+            format!("held up by: worker \"stopped\" (slot {}, pid {pid}) is {lag} commands", its["slot"]);
+        assert!(
+            text.contains(&said) && text.contains("FULL") && text.contains("1 of them suspect"),
+            "{text}"
+        );
+        // Who gives up waiting is told the same.
+        let full = loop {
+            let until = Instant::now() + Duration::from_millis(50);
+            match producer.submit_deadline(0, &vec![b'x'; len], until) {
+                Ok(_) => {}
+                Err(error) => break error,
+            }
+        };
+        let SubmitError::Full(Full { by: HeldBy::Worker { name, pid: its_pid, lag: its_lag, .. } }) = full
+        else {
+            panic!("{what}: {full}");
+        };
+        assert!(name.to_string() == "stopped" && its_pid == pid && its_lag >= lag, "{what}: {full}");
+
+        let (at, submitted) =
+            (next(), |status: &Value| row(status, "producers", "p")["next"].as_u64().unwrap());
+        let before = submitted(&stat(&region));
+        stopped.signal(blow);
+        eventually(&format!("{what}: the flow resumes"), || {
+            let status = stat(&region);
+            next() > at + 1000 && submitted(&status) > before && status["held_by"]["name"] != "stopped"
+        });
+    }
+    assert_eq!(stat(&region)["workers_died"], 1);
+    let ended = sequencer.stop().with(0);
+    // One line at its begin and one at its end; the second time comes too soon to be said again, if at all.
+    let said: Vec<&str> = ended.err.lines().collect();
+    assert!((2..=4).contains(&said.len()), "{what}: {said:?}");
+    for (line, part) in
+        said.iter().zip(["holds the others up", "moves again", "holds the others up", "is gone"])
+    {
+        let names_it = line.contains("\"stopped\"") && line.contains(&format!("pid {pid}"));
+        assert!(names_it && line.contains(part), "{what}: {line}");
+    }
+    for submit in submitters {
+        assert!(submit.end().err.contains("closed"));
+    }
+    for worker in [w0, w1, w2] {
+        worker.end().with(0);
+    }
+    assert_eq!(stopped.end().code, None);
+}
+
+#[test]
+fn stat_tells_the_living_the_suspect_and_the_dead_and_what_happened_so_far() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--producers", "2", "--workers", "2", "--lane-cells", "64"]);
+    let check = |expected: [(&str, u64); 7]| {
+        let status = stat(&region);
+        for (field, number) in expected {
+            assert_eq!(status[field], number, "{field} in {status}");
+        }
+        status
+    };
+    check([
+        ("epoch", 0),
+        ("takeovers", 0),
+        ("living", 0),
+        ("suspect", 0),
+        ("gone", 0),
+        ("workers_died", 0),
+        ("duplicates", 0),
+    ]);
+    sequence(&region).signal(Signal::SIGKILL);
+    let mut sequencer = sequence(&region);
+    let mut dies = worker(&region, "dies", &[]);
+    let held = worker(&region, "held", &[]);
+    let attached = Region::attach(&region).unwrap();
+    let mut producer = Producer::attach(&attached, "p").unwrap();
+    for index in [0, 0, 1, 0, 2] {
+        let _ = producer.submit_at(index, 0, b"x");
+    }
+    eventually("all is received", || {
+        stat(&region)["workers"].as_array().unwrap().iter().all(|w| w["lag"] == 0)
+    });
+    let status = check([
+        ("epoch", 2),
+        ("takeovers", 1),
+        ("living", 4),
+        ("suspect", 0),
+        ("gone", 0),
+        ("workers_died", 0),
+        ("duplicates", 2),
+    ]);
+    assert_eq!(
+        (&status["held_by"], &row(&status, "producers", "p")["duplicates"]),
+        (&Value::Null, &2.into())
+    );
+    dies.signal(Signal::SIGKILL);
+    eventually("its gate falls", || stat(&region)["workers_died"] == 1);
+    // Who comes back under its name is told what it had submitted, and what it was refused stays known.
+    drop(producer);
+    let status = check([
+        ("epoch", 2),
+        ("takeovers", 1),
+        ("living", 2),
+        ("suspect", 0),
+        ("gone", 1),
+        ("workers_died", 1),
+        ("duplicates", 2),
+    ]);
+    assert_eq!(row(&status, "producers", "p")["alive"], false);
+    let mut producer = Producer::attach(&attached, "p").unwrap();
+    assert!(producer.submit_at(1, 0, b"x").is_err());
+    // A sequencer that is stopped holds everybody up who submits.
+    sequencer.signal(Signal::SIGSTOP);
+    eventually("all its threads are stopped", || is_stopped(sequencer.pid()));
+    while producer.try_submit(0, b"x").is_ok() {}
+    let mut status = Value::Null;
+    eventually("it is suspect", || {
+        status = stat(&region);
+        status["sequencer"]["suspect"] == true
+    });
+    assert_eq!(
+        (&status["held_by"]["what"], &status["held_by"]["pid"]),
+        (&"sequencer".into(), &sequencer.pid().into())
+    );
+    check([
+        ("epoch", 2),
+        ("takeovers", 1),
+        ("living", 3),
+        ("suspect", 1),
+        ("gone", 0),
+        ("workers_died", 1),
+        ("duplicates", 3),
+    ]);
+    let text = run(&["stat", &region]).with(0).out;
+    let parts = [
+        "epoch 2, 1 takeovers",
+        "3 alive, 1 of them suspect, 0 gone",
+        "1 workers died, 3 duplicates refused",
+        "held up by: the sequencer",
+        "gate: held",
+    ];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    sequencer.signal(Signal::SIGCONT);
+    sequencer.stop().with(0);
+    held.end().with(0);
+}
+
+#[test]
+fn nobody_is_killed_at_once() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let refused = run(&["worker", &region, "--kill-after", "0"]);
+    assert!(refused.code == Some(2) && refused.err.contains("from 0.1 to 1000000000"), "{refused:?}");
+}
+
+// ---- who is stopped and holds nobody up -------------------------------------------------------------------
+
+/// Attaches, submits one command, claims room for another, and stops in the middle of writing it.
+fn claim_and_stop(region: &Region) {
+    let mut producer = Producer::attach(region, "halfway").unwrap();
+    producer.submit(1, b"before").unwrap();
+    let mut room = producer.claim(1, 2000).unwrap();
+    room[..1000].fill(b'h');
+    raise(Signal::SIGSTOP).unwrap();
+    room[1000..].fill(b'h');
+    room.commit().unwrap();
+}
+
+#[test]
+fn a_producer_that_is_stopped_while_it_holds_a_claim_holds_up_nobody() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "64", "--slots", "16"]);
+    let sequencer = sequence(&region);
+    let mut halfway = play("claim", &region, &[]);
+    eventually("it stops", || is_stopped(halfway.pid()));
+    // Joined after the stop: what comes must come without it.
+    let attached = Region::attach(&region).unwrap();
+    let mut worker = Worker::join_with(&attached, "w", &JoinOptions::new().check_payloads(true)).unwrap();
+    let mut producer = Producer::attach(&attached, "other").unwrap();
+    let (rounds, mut got) = (1000u64, 0);
+    for n in 0..rounds {
+        producer.submit(2, &n.to_le_bytes()).unwrap();
+        while got <= n {
+            match worker.recv_deadline(Instant::now() + NEVER).unwrap().expect("it comes without the other") {
+                Event::Command(c) if c.kind == 2 => {
+                    assert_eq!((c.index, c.payload), (got, &got.to_le_bytes()[..]));
+                    got += 1;
+                }
+                Event::Command(c) => assert_eq!(c.payload, b"before"),
+                _ => {}
+            }
+        }
+    }
+    while worker.poll().unwrap().is_some() {}
+    let status = stat(&region);
+    assert_eq!((&status["held_by"], &status["suspect"]), (&Value::Null, &0.into()), "{status}");
+    let row = row(&status, "producers", "halfway");
+    assert_eq!((&row["alive"], &row["full_s"]), (&true.into(), &Value::Null), "{status}");
+    halfway.signal(Signal::SIGCONT);
+    loop {
+        let event = worker.recv_deadline(Instant::now() + NEVER).unwrap().expect("it goes on");
+        if let Event::Command(c) = event {
+            assert!((c.kind, c.index) == (1, 1) && c.payload == [b'h'; 2000], "{c:?}");
+            break;
+        }
+    }
+    halfway.end().with(0);
+    worker.leave();
+    sequencer.stop().with(0);
+}
+
+/// How many commands two producers get through to two workers in a while, all of them threads.
+struct Pair {
+    submitted: [AtomicU64; 2],
+    over: AtomicBool,
+}
+
+impl Pair {
+    /// Runs the two until `body` has ended; it is given a way to ask how many commands there were in a time.
+    fn run(region: &Region, body: impl FnOnce(&dyn Fn(Duration) -> u64)) {
+        let pair = Pair { submitted: [0, 0].map(AtomicU64::new), over: AtomicBool::new(false) };
+        thread::scope(|scope| {
+            for (me, count) in pair.submitted.iter().enumerate() {
+                let mut producer = Producer::attach(region, &format!("other{me}")).unwrap();
+                let mut worker = Worker::join(region, &format!("w{me}")).unwrap();
+                let over = &pair.over;
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let until = Instant::now() + Duration::from_millis(100);
+                        count.fetch_add(
+                            producer.submit_deadline(0, &[0; 32], until).is_ok().into(),
+                            Ordering::Relaxed,
+                        );
+                    }
+                });
+                scope.spawn(move || {
+                    // What is left at the end would keep its end out of the order.
+                    while !over.load(Ordering::Relaxed) || worker.lag() > 0 {
+                        let until = Instant::now() + Duration::from_millis(100);
+                        worker.recv_batch(64, Some(until), |_| {}).unwrap();
+                    }
+                });
+            }
+            let all = || pair.submitted.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+            body(&|time| {
+                let before = all();
+                thread::sleep(time);
+                all() - before
+            });
+            pair.over.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// With a producer stopped in the middle of a submit, and with the same one idle, in turn; prints the ratio. For a
+/// ratio that means something: on an idle machine, `SERIATIM_LONG=1`, a release build, features crash-points.
+#[test]
+fn others_go_on_as_before_when_a_producer_stops_in_the_middle_of_a_submit() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let sequencer = sequence(&region);
+    // Without crash points in this build: only in the middle of a claim.
+    let points: &[&str] = if cfg!(feature = "crash-points") {
+        &["lane.claimed", "submit.payload", "ticket.in", "submit.queued"]
+    } else {
+        &["claim"]
+    };
+    let (rounds, time) =
+        if long() { (10, Duration::from_millis(500)) } else { (1, Duration::from_millis(40)) };
+    Pair::run(&Region::attach(&region).unwrap(), |count| {
+        count(Duration::from_millis(100));
+        for point in points {
+            let (mut with, mut without) = (Vec::new(), Vec::new());
+            for _ in 0..rounds {
+                let mut halfway = if *point == "claim" {
+                    play("claim", &region, &[])
+                } else {
+                    let mut submit = seriatim(&["submit", &region, "--name", "halfway", "--batch", "1"]);
+                    submit.env("SERIATIM_CRASH", format!("{point}:3:stop"));
+                    let mut submit = Running::start(submit.stdin(Stdio::piped()));
+                    submit.feed(b"a\nb\nc\n");
+                    submit
+                };
+                eventually("it stops", || is_stopped(halfway.pid()));
+                with.push(count(time));
+                assert!(is_stopped(halfway.pid()));
+                halfway.signal(Signal::SIGCONT);
+                let done = || row(&stat(&region), "producers", "halfway")["next"] == 2;
+                eventually("it goes on", || *point == "claim" || !done());
+                without.push(count(time));
+                halfway.end().with(0);
+            }
+            assert!(with.iter().all(|&count| count > 0), "{point}: {with:?}");
+            let sum = |counts: &[u64]| counts.iter().sum::<u64>() as f64;
+            let ratio = sum(&with) / sum(&without);
+            println!("stopped at {point}: {ratio:.3} of the commands ({with:?} with, {without:?} without)");
+        }
+    });
+    sequencer.stop().with(0);
+}
+
+// ---- calls that must not wait -----------------------------------------------------------------------------
+
+const TRIES: usize = 1000;
+
+/// Tries to submit and to poll beside one who is stopped between claim and commit; says how long each took.
+fn try_without_waiting(region: &Region) {
+    let mut worker = Worker::join(region, "tries").unwrap();
+    let mut producer = Producer::attach(region, "tries").unwrap();
+    let (mut full, mut nothing, mut some) = (0, 0, 0);
+    let mut times: [Vec<Duration>; 3] = Default::default();
+    let timed = |times: &mut Vec<Duration>, call: &mut dyn FnMut()| {
+        let started = Instant::now();
+        call();
+        times.push(started.elapsed());
+    };
+    for _ in 0..TRIES {
+        timed(&mut times[0], &mut || match producer.try_submit(2, &[2; 100]) {
+            Ok(_) => {}
+            Err(SubmitError::Full(_)) => full += 1,
+            Err(error) => panic!("{error}"),
+        });
+        timed(&mut times[1], &mut || match producer.try_claim(2, 100) {
+            Ok(claim) => drop(claim),
+            Err(SubmitError::Full(_)) => full += 1,
+            Err(error) => panic!("{error}"),
+        });
+        timed(&mut times[2], &mut || match worker.poll().unwrap() {
+            Some(_) => some += 1,
+            None => nothing += 1,
+        });
+    }
+    for (what, times) in ["try_submit", "try_claim", "poll"].iter().zip(&mut times) {
+        times.sort_unstable();
+        let slow = times.iter().filter(|time| **time >= Duration::from_millis(1)).count();
+        let longest = times[TRIES - 1];
+        println!(
+            "{what}: {TRIES} calls, median {:?}, longest {longest:?}, {slow} over 1 ms",
+            times[TRIES / 2]
+        );
+        assert!(longest < NEVER, "{what} waited");
+    }
+    println!("{full} times full, {some} events, {nothing} times none");
+    assert_eq!(some + nothing, TRIES);
+    assert!(full > 0 || some > 0);
+}
+
+/// Everybody is started by `everybody`, who tries by `caller` as well.
+fn nobody_waits(everybody: &[&str], caller: &[&str]) {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "64", "--slots", "16"]);
+    let mut command = match everybody {
+        [] => seriatim(&["sequence", &region]),
+        [wrapper, rest @ ..] => {
+            let mut command = Command::new(wrapper);
+            command.args(rest).arg(env!("CARGO_BIN_EXE_seriatim")).args(["sequence", &region]);
+            command
+        }
+    };
+    let mut sequencer = Running::start(&mut command);
+    assert!(sequencer.line().starts_with("serving"));
+    let mut halfway = play("claim", &region, everybody);
+    eventually("it stops", || is_stopped(halfway.pid()));
+    let ended = play("try", &region, &[everybody, caller].concat()).end();
+    print!("{}", ended.out);
+    assert!(ended.code == Some(0) && ended.out.contains("poll: "), "{ended:?}");
+    halfway.signal(Signal::SIGCONT);
+    halfway.end().with(0);
+    sequencer.stop().with(0);
+}
+
+#[test]
+fn calls_that_must_not_wait_do_not_wait_for_one_that_is_stopped_between_claim_and_commit() {
+    nobody_waits(&[], &[]);
+}
+
+#[test]
+fn nor_do_they_on_one_core_with_priority_over_all_others() {
+    let one_core = ["taskset", "-c", "0"];
+    let real_time = ["chrt", "-f", "10"];
+    let can = |with: &[&str]| {
+        Command::new(with[0]).args(&with[1..]).arg("true").status().is_ok_and(|s| s.success())
+    };
+    if !can(&one_core) {
+        return println!("skipped: no taskset, or CPU 0 is not ours");
+    }
+    nobody_waits(&one_core, &[]);
+    if can(&real_time) {
+        nobody_waits(&one_core, &real_time);
+    } else {
+        println!("skipped: no chrt, or no right to real-time priorities");
+    }
+}
+
+// ---- full regions -----------------------------------------------------------------------------------------
+
+#[test]
+fn submitters_that_wait_for_room_end_when_the_order_closes() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "64", "--producers", "4", "--workers", "1"]);
+    let sequencer = sequence(&region);
+    let mut held = worker(&region, "held", &[]);
+    held.signal(Signal::SIGSTOP);
+    let file = lines_of(&folder, "lines", 1000, 8);
+    let submitters = ["a", "b", "c", "d"].map(|name| {
+        Running::start(&mut seriatim(&["submit", &region, &file, "--name", name, "--batch", "4"]))
+    });
+    eventually("all four wait", || {
+        let status = stat(&region);
+        let rows = status["producers"].as_array().unwrap();
+        rows.iter().filter(|row| row["full_s"].is_f64()).count() == 4
+    });
+    let started = Instant::now();
+    let closing = thread::spawn(move || sequencer.stop());
+    for submit in submitters {
+        assert!(submit.end().with(1).err.contains("closed"));
+    }
+    println!("all four have ended {:?} after SIGTERM", started.elapsed());
+    // The end finds room only if the worker takes it: else it says who does not.
+    held.signal(Signal::SIGCONT);
+    closing.join().unwrap();
+    held.end().with(0);
+}
+
+#[test]
+fn a_close_that_a_worker_keeps_out_names_that_worker() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--slots", "4", "--producers", "1", "--workers", "1"]);
+    let sequencer = sequence(&region);
+    let mut held = worker(&region, "held", &[]);
+    held.signal(Signal::SIGSTOP);
+    let mut producer = Producer::attach(&Region::attach(&region).unwrap(), "p").unwrap();
+    while producer.submit_deadline(0, b"x", Instant::now() + Duration::from_millis(20)).is_ok() {}
+    let pid = held.pid().to_string();
+    let ended = sequencer.stop().with(1);
+    let line = ended.err.lines().last().unwrap();
+    assert!(line.contains("left open") && line.contains("\"held\"") && line.contains(&pid), "{line}");
+}
+
+#[test]
+fn a_worker_that_submits_into_a_full_region_gets_its_time_out_and_goes_on() {
+    let config = Config::new().order_slots(4).lane_cells(4).lane_bytes(128).producers(2).workers(1);
+    let region = Region::anonymous(&config).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut own = Producer::attach(&region, "of the worker").unwrap();
+    let mut other = Producer::attach(&region, "other").unwrap();
+    let time = Duration::from_millis(100);
+    let fill = |producer: &mut Producer| {
+        while producer.submit_deadline(0, b"x", Instant::now() + Duration::from_millis(20)).is_ok() {}
+    };
+    fill(&mut other);
+    fill(&mut own);
+    let (mut timed_out, mut mine) = (0, 0);
+    let mut submitted = own.next_index();
+    while mine < submitted || timed_out == 0 {
+        let event = worker.recv_deadline(Instant::now() + NEVER).unwrap().expect("no hang");
+        let Event::Command(command) = event else { continue };
+        mine += u64::from(command.producer == own.number());
+        // The handler: what it holds itself keeps the room.
+        let until = Instant::now() + time;
+        match own.submit_deadline(0, b"from the handler", until) {
+            Ok(_) => submitted += u64::from(submitted < 20),
+            Err(SubmitError::Full(Full { by })) => {
+                assert!(Instant::now() >= until, "the time-out was cut short");
+                assert!(matches!(by, HeldBy::Worker { name, .. } if name.to_string() == "w"), "{by}");
+                timed_out += 1;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    println!("{timed_out} time-outs in the handler, {mine} own commands received");
+    sequencer.stop().unwrap();
+}
+
+#[test]
+fn a_submitter_whose_lines_get_no_place_says_so_while_it_has_room_and_ends_when_the_region_is_lost() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut sequencer = sequence(&region);
+    let mut submit = Running::start(seriatim(&["submit", &region]).stdin(Stdio::piped()));
+    submit.feed(b"one\n");
+    eventually("it is in the order", || stat(&region)["producers"][0]["next"] == 1);
+    sequencer.signal(Signal::SIGKILL);
+    sequencer.end();
+    // Its input stays open and is silent from now on.
+    submit.feed(b"two\nthree\n");
+    let pid = submit.pid();
+    eventually("both are in", || stat(&region)["tickets_waiting"].as_u64().unwrap() > 0);
+    fs::remove_file(&region).unwrap();
+    eventually("it ends by itself", || !runs(pid));
+    let ended = submit.end().with(2);
+    assert!(ended.err.contains("region unlinked") && ended.err.contains("after 3 commands"), "{ended:?}");
+}
+
+#[test]
+fn a_submitter_says_that_nobody_serves_and_goes_on_when_somebody_does() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut sequencer = sequence(&region);
+    let said = folder.path().join("said");
+    let submit = seriatim(&["submit", &region]);
+    let script = format!("exec \"$0\" \"$@\" 2> {}", said.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).arg(submit.get_program()).args(submit.get_args());
+    let mut submit = Running::start(shell.stdin(Stdio::piped()));
+    submit.feed(b"one\n");
+    eventually("it is in the order", || stat(&region)["producers"][0]["next"] == 1);
+    sequencer.signal(Signal::SIGKILL);
+    sequencer.end();
+    submit.feed(b"two\n");
+    eventually("it says so", || {
+        fs::read_to_string(&said).unwrap().contains("waiting for the order: no sequencer")
+    });
+    let sequencer = sequence(&region);
+    submit.feed(b"three\n");
+    submit.end().with(0);
+    assert_eq!(stat(&region)["producers"][0]["next"], 3);
+    sequencer.stop().with(0);
+}
+
+// ---- positions that age -----------------------------------------------------------------------------------
+
+/// Sixteen producers in the smallest of everything, each stopped and let go on at random every millisecond.
+#[test]
+fn nothing_is_overwritten_or_lost_by_producers_that_stop_at_any_moment() {
+    const PRODUCERS: usize = 16;
+    let (commands, rounds) = if long() { (70_000, 3) } else { (250, 1) };
+    let mut random = Random(seed());
+    println!("seed {}", random.0);
+    let (mut stops, mut checked) = (0, 0);
+    for (slots, cells) in [(2, 2), (4, 2), (2, 4)].into_iter().cycle().take(3 * rounds) {
+        let config = Config::new().order_slots(slots).lane_cells(cells).lane_bytes(1 << 14);
+        let config = config.producers(PRODUCERS as u64).workers(2);
+        let mut engine = Engine::with(format!("{slots} slots, {cells} cells, seed {}", random.0), &config);
+        engine.set_goal(0);
+        engine.start(Who::Sequencer(0), None);
+        (0..2).for_each(|i| engine.start(Who::Worker(i), None));
+        (0..PRODUCERS).for_each(|i| engine.start(Who::Producer(i), None));
+        engine.await_all("everybody is attached", Engine::is_complete);
+        engine.set_goal(commands);
+        let mut stopped = [false; PRODUCERS];
+        let started = Instant::now();
+        while !engine.have_submitted(commands) {
+            let who = random.below(PRODUCERS as u64) as usize;
+            let signal = if stopped[who] { Signal::SIGCONT } else { Signal::SIGSTOP };
+            engine.signal(Who::Producer(who), signal);
+            stopped[who] = !stopped[who];
+            stops += u64::from(stopped[who]);
+            thread::sleep(Duration::from_millis(1));
+            engine.check_others(None, "everything is submitted");
+            assert!(started.elapsed() < 10 * NEVER * if long() { 10 } else { 1 }, "it does not end");
+        }
+        for who in (0..PRODUCERS).filter(|&who| stopped[who]) {
+            engine.signal(Who::Producer(who), Signal::SIGCONT);
+        }
+        let done = engine.finish();
+        assert_eq!(done.commands, commands * PRODUCERS as u64);
+        checked += done.commands;
+    }
+    println!("{checked} commands checked, {stops} stops");
+    assert!(stops > 0);
+}
+
+// ---- wake-ups that are none -------------------------------------------------------------------------------
+
+/// Each party runs with every other futex call returning at once, done or not: waits end early, wake-ups are lost.
+#[test]
+fn futex_calls_that_return_early_or_do_nothing_change_nothing() {
+    let strace = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=futex:retval=0:when=1+2"];
+    let injected = |args: &[&str]| {
+        let mut command = Command::new("strace");
+        command.args(strace).arg(env!("CARGO_BIN_EXE_seriatim")).args(args).stdin(Stdio::null());
+        command
+    };
+    if !injected(&["--version"]).output().is_ok_and(|output| output.status.success()) {
+        return println!("skipped: no strace, or it may not trace");
+    }
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-cells", "16", "--slots", "8", "--workers", "2"]);
+    let mut sequencer = Running::start(&mut injected(&["sequence", &region]));
+    assert!(sequencer.line().starts_with("serving"));
+    let outs = ["x", "y"].map(|name| folder.path().join(name).display().to_string());
+    let workers = outs.clone().map(|out| {
+        let name = Path::new(&out).file_name().unwrap().to_str().unwrap();
+        let worker =
+            Running::start(&mut injected(&["worker", &region, "--name", name, "--out", &out, "--digest"]));
+        eventually("it joins", || row(&stat(&region), "workers", name)["attached"] == true);
+        worker
+    });
+    let count = if long() { 20_000 } else { 300 };
+    let mut submit = Running::start(injected(&["submit", &region, "--batch", "3"]).stdin(Stdio::piped()));
+    let sent: Vec<String> = (0..count).map(|n| format!("line {n}")).collect();
+    // With pauses in which everybody comes to sleep.
+    for lines in sent.chunks(sent.len() / 10) {
+        submit.feed((lines.join("\n") + "\n").as_bytes());
+        thread::sleep(Duration::from_millis(20));
+    }
+    submit.end().with(0);
+    let pid = children(sequencer.pid())[0];
+    kill(Pid::from_raw(pid as i32), Signal::SIGTERM).unwrap();
+    sequencer.end().with(0);
+    let ends = workers.map(|worker| worker.end().with(0).err);
+    let place = |end: &str| end.split_once(": ").map(|(_, place)| place.to_string());
+    assert_eq!(place(&ends[0]), place(&ends[1]));
+    for out in outs {
+        let got = fs::read_to_string(out).unwrap();
+        assert!(
+            got.lines().eq(sent.iter().map(String::as_str)),
+            "{} lines of {}",
+            got.lines().count(),
+            sent.len()
+        );
+    }
+}
+
+// ---- more threads than cores ------------------------------------------------------------------------------
+
+/// Ping-pong between two producers and two workers, in one process: how long a round takes.
+fn ping() {
+    let rounds = if long() { 100_000 } else { 1_000u64 };
+    let region = Region::anonymous(&Config::new().producers(2).workers(2)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut parties: Vec<_> = (0..2u16)
+        .map(|me| {
+            let worker = Worker::join(&region, &format!("w{me}")).unwrap();
+            (me, worker, Producer::attach(&region, &format!("p{me}")).unwrap())
+        })
+        .collect();
+    let started = Instant::now();
+    thread::scope(|scope| {
+        for (me, worker, producer) in &mut parties {
+            scope.spawn(move || {
+                let mut heard = 0;
+                if *me == 0 {
+                    producer.submit(0, b"").unwrap();
+                }
+                while heard < rounds {
+                    let Event::Command(command) = worker.recv().unwrap() else { continue };
+                    if command.kind != *me {
+                        heard += 1;
+                        producer.submit(*me, b"").unwrap();
+                    }
+                }
+            });
+        }
+    });
+    println!("\n{rounds} rounds in {:?}, {:?} each", started.elapsed(), started.elapsed() / rounds as u32);
+    drop(parties);
+    sequencer.stop().unwrap();
+}
+
+#[test]
+fn ping_pong_on_one_core_goes_on() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    for with in [&[][..], &["taskset", "-c", "0"]] {
+        let ended = play("ping", &region, with).end();
+        let said = ended.out.lines().find(|line| line.contains("rounds in")).map(String::from);
+        println!("{with:?}: {}", said.unwrap_or_else(|| panic!("{ended:?}")));
+    }
+}
