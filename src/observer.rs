@@ -275,18 +275,23 @@ impl Observer {
 
 /// Looks for the newest run before the region counts as damaged: each failure takes a sequencer that came round
 /// the whole ring between two loads.
-const LOOKS: usize = 1 << 12;
+const LOOKS: usize = 256;
 
-/// The next index and the number of the run that will hold it; `None` in a region where the run that was
-/// published last is not there.
+/// The next index and the number of the run that will hold it; `None` in a region whose order has no last run.
 fn newest(map: &Map) -> Option<(Seq, u64)> {
+    let order = map.order();
+    let end_of = |number: u64| match order.observe(number) {
+        Look::Here(last) => Some((last.end(), number.wrapping_add(1))),
+        Look::Lapped | Look::Pending => None,
+    };
     (0..LOOKS).find_map(|_| {
         let (next, run) = published(map.control());
-        let Some(last) = run.checked_sub(1) else { return Some((next, 0)) };
-        match map.order().observe(last) {
-            Look::Here(last) => Some((last.end(), run)),
-            // The sequencer came round, and what it publishes now is further on.
-            Look::Lapped | Look::Pending => None,
-        }
+        // The cursor moves once a turn, and a turn can come round the ring, with a pause of any length in it: then
+        // the ring itself says what its last run is.
+        let last = || order.last();
+        run.checked_sub(1)
+            .and_then(end_of)
+            .or_else(|| last().and_then(end_of))
+            .or_else(|| (run == 0 && last().is_none()).then_some((next, 0)))
     })
 }

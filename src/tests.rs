@@ -1354,6 +1354,11 @@ fn a_region_is_removed_through_a_link_and_not_the_link_instead_of_it() {
 /// A region with more runs behind it than its ring holds.
 fn well_used() -> Desk {
     let mut desk = Desk::new(&Config::new().order_slots(8).lane_cells(8).lane_bytes(512));
+    use_well(&mut desk);
+    desk
+}
+
+fn use_well(desk: &mut Desk) {
     let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
     for n in 0..20 {
         producer.submit(n, b"x").unwrap();
@@ -1361,7 +1366,6 @@ fn well_used() -> Desk {
         drain(&mut worker);
         desk.sequencer.poll(1).unwrap();
     }
-    desk
 }
 
 #[test]
@@ -1378,9 +1382,34 @@ fn an_observer_does_not_look_for_ever_for_a_run_that_is_not_there() {
         assert!(bounded < 100, "published run {damaged}");
         assert!(!matches!(early.poll(), Ok(Some(_))), "published run {damaged}");
     }
-    published.run.store(1, Relaxed);
-    let error = Observer::attach(&desk.region).unwrap().poll().unwrap_err();
-    assert_eq!((error.field, error.found), ("published run", 1));
+}
+
+#[test]
+fn an_observer_that_finds_the_cursor_a_ring_behind_goes_by_the_ring() {
+    use seriatim_ring::sync::Ordering::Relaxed;
+    let mut desk = Desk::new(&Config::new().order_slots(8).lane_cells(8).lane_bytes(512));
+    let mut late = [0; 4].map(|_| Observer::attach(&desk.region).unwrap());
+    use_well(&mut desk);
+    let published = &desk.region.map().control().published;
+    let (runs, next) = (published.run.load(Relaxed), desk.sequencer.next());
+    // As it looks in the middle of a turn that has come round the ring: stopped there, it looks so for long.
+    for (behind, late) in [0, 1, runs - 9].into_iter().zip(&mut late) {
+        published.run.store(behind, Relaxed);
+        assert_eq!(Observer::attach(&desk.region).unwrap().next(), next, "published run {behind}");
+        let missed = Observed::Missed { from: Seq::ZERO, to: next };
+        assert_eq!(late.poll(), Ok(Some(missed)));
+        assert_eq!(late.poll(), Ok(None));
+        assert_eq!(late.missed(), next.get());
+    }
+    // A ring that has no last run is damaged: here no slot holds a run that belongs there.
+    let sections = inspect(desk.region.path()).unwrap().sections;
+    let order = sections.iter().find(|section| section.name == "order").unwrap();
+    let words = crate::shared::Stamps::open(desk.region.path()).unwrap();
+    for word in 0..8 * 4 {
+        words.set((order.offset / 8 + word) as usize, (1 << 40) + (word / 4 + 1) % 8 + 1);
+    }
+    let error = late[3].poll().unwrap_err();
+    assert_eq!((error.field, error.found), ("published run", runs - 9));
 }
 
 #[test]
