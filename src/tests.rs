@@ -955,6 +955,30 @@ fn a_region_that_was_shortened_is_not_called_damaged() {
 }
 
 #[test]
+fn who_finds_no_room_is_seen_with_who_keeps_it_until_there_is_some() {
+    let mut desk = Desk::new(&tiny());
+    let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+    let is_full = |desk: &Desk| desk.region.snapshot().producers[0].full_for.is_some();
+    drain(&mut worker);
+    while producer.try_submit(0, b"x").is_ok() {}
+    // Also before anything of it is in the order; then the sequencer has yet to come to it.
+    assert!(is_full(&desk));
+    assert!(matches!(desk.region.snapshot().held_by, Some(HeldBy::Sequencer { .. })));
+    desk.turn();
+    assert!(is_full(&desk));
+    let held = desk.region.snapshot().held_by;
+    assert!(matches!(held, Some(HeldBy::Worker { lag: 2, .. })), "{held:?}");
+    assert!(matches!(producer.try_submit(0, b"x"), Err(SubmitError::Full(Full { by })) if Some(by) == held));
+    drain(&mut worker);
+    desk.turn();
+    // Nothing is outstanding: all the room is there.
+    assert!(!is_full(&desk) && desk.region.snapshot().held_by.is_none());
+    producer.try_submit(0, b"x").unwrap();
+    desk.turn();
+    assert!(!is_full(&desk) && desk.region.snapshot().held_by.is_none());
+}
+
+#[test]
 fn the_longest_patience_with_a_worker_is_no_short_one() {
     let policy = |time| WorkerPolicy::KillAfter { lag: 3, time };
     let region = Region::anonymous(&Config::new()).unwrap();

@@ -474,7 +474,7 @@ pub struct LanePage {
 #[repr(C)]
 #[derive(Debug)]
 pub struct Refused {
-    /// Since when it finds no room, by the monotonic clock in nanoseconds; 0 while it finds some.
+    /// Since when it finds no room, by the monotonic clock in nanoseconds; 0 is not at all.
     pub full_ns: AtomicU64,
     /// The cell that it finds no room for: once that is in the order, `full_ns` says nothing more.
     pub full_at: AtomicU64,
