@@ -160,6 +160,7 @@ impl Progress {
     fn update(&mut self, member: &MemberEntry, page: &WorkerPage, next: Seq, now_ns: u64, passed_ns: u64) {
         if !member.is_live() {
             *self = Progress::default();
+            member.stood_ns.store(0, Ordering::Relaxed);
             return;
         }
         let (number, at) = (member.number.load(Ordering::Relaxed), gate(member, page));
@@ -172,7 +173,7 @@ impl Progress {
             self.stood_ns = self.stood_ns.saturating_add(passed_ns);
         }
         self.lag = lag;
-        member.moved_ns.store(self.since_ns, Ordering::Relaxed);
+        member.stood_ns.store(self.stood_ns, Ordering::Relaxed);
     }
 
     fn should_die(&self, member: &MemberEntry, page: &WorkerPage) -> bool {
@@ -275,6 +276,9 @@ mod tests {
             watch.look(&region, hour * 3600 * SECOND);
         }
         assert_eq!(count(&region, ErrorCode::Killed) + count(&region, ErrorCode::Stalled), 0);
+        let worker = &region.snapshot().workers[0];
+        let stood = Duration::from_nanos(8 * LOOK_NS);
+        assert_eq!((worker.stuck_for, worker.party.suspect), (stood, false), "nor is it suspect");
     }
 
     #[test]

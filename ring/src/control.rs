@@ -293,8 +293,8 @@ pub struct MemberEntry {
     pub former: AtomicU64,
     /// The name of that.
     pub former_name: NameCell,
-    /// When the sequencer last saw it move, or with nothing to do, by the monotonic clock in nanoseconds.
-    pub moved_ns: AtomicU64,
+    /// How long the sequencer saw it stand although it had something to do, in nanoseconds.
+    pub stood_ns: AtomicU64,
 }
 
 impl MemberEntry {
@@ -315,7 +315,7 @@ impl MemberEntry {
             name: NameCell::new(),
             former: zero(),
             former_name: NameCell::new(),
-            moved_ns: zero(),
+            stood_ns: zero(),
         }
     }
 

@@ -279,7 +279,6 @@ impl Region {
     fn worker_statuses(&self, next: Seq) -> Vec<WorkerStatus> {
         let slowest = self.slowest_worker().map(|(slot, _)| slot);
         let watched = self.is_alive(Role::Sequencer);
-        let looked_ns = self.map().control().pulse.looked_ns.load(Ordering::Relaxed);
         (0..self.geometry().workers as u16)
             .filter_map(|slot| {
                 let (member, page) = (&self.map().members()[usize::from(slot)], self.map().worker_page(slot));
@@ -292,13 +291,9 @@ impl Region {
                 let digest = digest.map(|(_, [digest])| Digest(digest));
                 let (number, gating) = (member.number.load(Ordering::Relaxed), slowest == Some(slot));
                 let lag = next.since(cursor);
-                // Between two times of the sequencer's clock: that of who looks may be another one.
-                let stood_ns = looked_ns.saturating_sub(member.moved_ns.load(Ordering::Relaxed));
-                let stuck_for = if attached && watched && lag > 0 {
-                    Duration::from_nanos(stood_ns)
-                } else {
-                    Duration::ZERO
-                };
+                // As the sequencer saw it, not by the clock: a pause of the sequencer counts against nobody.
+                let stood = Duration::from_nanos(member.stood_ns.load(Ordering::Relaxed));
+                let stuck_for = if attached && watched && lag > 0 { stood } else { Duration::ZERO };
                 party.suspect = party.alive && stuck_for >= SUSPECT;
                 (attached || party.alive).then_some(WorkerStatus {
                     slot,

@@ -177,8 +177,8 @@ impl Sequencer {
         // What nobody worked on is not for the first to come, where it is to be dropped.
         self.discard();
         if !member.is_live() {
-            // Whoever looks before the watch does must not find its predecessor's time there, or none.
-            member.moved_ns.store(sys::monotonic_ns(), Ordering::Relaxed);
+            // Whoever looks before the watch does must not find its predecessor's time there.
+            member.stood_ns.store(0, Ordering::Relaxed);
         }
         let joined = !member.is_live() && self.orderer.join(s, slot, generation, name).is_some();
         self.unsettled |= !joined;
