@@ -53,6 +53,8 @@ struct Progress {
     quiet_until_ns: u64,
     /// It was to be killed, whether or not that was possible.
     doomed: bool,
+    /// Its cursor cannot be right, which was said.
+    wild: bool,
 }
 
 /// A stall that was said.
@@ -103,6 +105,9 @@ impl Watch {
         let pages = map.members().iter().zip(map.worker_pages());
         for (progress, (member, page)) in self.members.iter_mut().zip(pages) {
             progress.update(member, page, next, now_ns, passed_ns);
+            if progress.at > next && !std::mem::replace(&mut progress.wild, true) {
+                tell_wild(region, &Stuck::of(member, page), next);
+            }
             if progress.should_die(member, page) {
                 progress.doomed = true;
                 kill(region, &Stuck::of(member, page), progress.lag);
@@ -168,7 +173,8 @@ impl Progress {
         let lag = if at < next { next.since(at) } else { 0 };
         if lag == 0 || number != self.number || at != self.at {
             let quiet_until_ns = if number == self.number { self.quiet_until_ns } else { 0 };
-            *self = Progress { number, at, since_ns: now_ns, quiet_until_ns, ..Progress::default() };
+            let wild = self.wild && number == self.number;
+            *self = Progress { number, at, since_ns: now_ns, quiet_until_ns, wild, ..Progress::default() };
         } else {
             self.stood_ns = self.stood_ns.saturating_add(passed_ns);
         }
@@ -199,6 +205,14 @@ impl Stuck {
             at: gate(member, page),
         }
     }
+}
+
+/// Says that a worker's cursor lies where it cannot be: nothing is freed on its word, and so nothing at all.
+fn tell_wild(region: &Region, who: &Stuck, next: Seq) {
+    let Stuck { name, process, at, .. } = who;
+    let what = format!("its cursor is {at}, expected {next} at most; nothing is freed until it has left");
+    tracing::warn!("worker {name:?} (pid {}): {what}", process.pid);
+    region.record(ErrorCode::Corrupt, name.as_str(), &what, at.get());
 }
 
 /// Kills a worker that asked for it. Its gate stays until its lock falls, as that of any other.
@@ -318,6 +332,18 @@ mod tests {
         let killed = &region.errors().records[0];
         assert!(killed.what.contains("is this process"), "{killed}");
         assert!(region.snapshot().workers[0].party.alive);
+    }
+
+    #[test]
+    fn a_cursor_that_cannot_be_is_named_once() {
+        let (region, _sequencer, worker) = stuck(WorkerPolicy::Gate);
+        region.map().worker_page(0).cursor.store(Seq::new(1 << 40), [0]);
+        let mut watch = Watch::new(Duration::from_secs(1));
+        (1..5).for_each(|n| watch.look(&region, n * SECOND));
+        let errors = region.errors();
+        let wild: Vec<_> = errors.records.iter().filter(|e| e.code == ErrorCode::Corrupt).collect();
+        assert_eq!((wild.len(), wild[0].count, wild[0].detail), (1, 1, 1 << 40), "{errors:?}");
+        assert!(wild[0].who == worker.name() && wild[0].what.contains("expected 3 at most"), "{errors:?}");
     }
 
     #[test]

@@ -3,8 +3,7 @@
 //! before it reads. And no system call: the same work in a process that the kernel would kill for one.
 //!
 //! The process that is looked at is this test program itself, told by the environment what to do; what is counted is
-//! what `counted_submit`, `counted_turn` and `counted_poll` call, from the second burst on: whatever is found, loaded
-//! or touched at its first use is no part of the cost.
+//! what `counted_submit`, `counted_turn` and `counted_poll` call.
 
 use std::env;
 use std::io::Write;
@@ -14,7 +13,7 @@ use std::process::{Command, Output};
 use seriatim::{Config, Event, Producer, Region, Sequencer, Worker};
 
 const DRIVE: &str = "SERIATIM_DRIVE";
-/// Bursts that are counted, after a first one; each is queued whole before the sequencer takes its turn.
+/// Bursts that are counted; each is queued whole before the sequencer takes its turn.
 const BURSTS: u64 = 2;
 /// Commands of a burst.
 const COMMANDS: usize = 16;
@@ -48,18 +47,14 @@ fn the_work_of_sequencer_and_worker_is_flat_in_the_size_of_payloads() {
     }
 }
 
-/// Instructions of a part for all bursts but the first, with `batch` commands for a ticket.
+/// Instructions of a part for all bursts, with `batch` commands for a ticket.
 fn instructions(part: &str, bytes: usize, batch: usize) -> u64 {
-    count(part, bytes, batch, 1 + BURSTS) - count(part, bytes, batch, 1)
-}
-
-fn count(part: &str, bytes: usize, batch: usize, bursts: u64) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("callgrind");
     let mut valgrind = Command::new("valgrind");
     valgrind.arg("--tool=callgrind").arg(format!("--toggle-collect=*counted_{part}*")).arg("--quiet");
     valgrind.arg(format!("--callgrind-out-file={}", out.display()));
-    let run = drive_in(valgrind, &format!("{bytes} {batch} {bursts} counted"));
+    let run = drive_in(valgrind, &format!("{bytes} {batch} {BURSTS} counted"));
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     let report = std::fs::read_to_string(out).unwrap();
     let summary = report.lines().find_map(|line| line.strip_prefix("summary: ")).unwrap();
