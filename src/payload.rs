@@ -11,7 +11,7 @@
 //! A process that breaks the protocol and has the lane's pages writable can still change bytes under a reader:
 //! that is outside of what can be promised by anyone who shares memory, and costs no more than wrong bytes.
 
-use seriatim_ring::lane::Room;
+use seriatim_ring::lane::{INLINE, INLINE_WORDS, Room};
 use seriatim_ring::sync::AtomicU64;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -20,6 +20,14 @@ use xxhash_rust::xxh3::xxh3_64;
 #[must_use]
 pub fn payload_digest(payload: &[u8]) -> u64 {
     xxh3_64(payload)
+}
+
+/// A payload of at most [`INLINE`] bytes as the words of a cell, with zeroes behind it.
+#[inline(always)]
+pub(crate) fn words_of(payload: &[u8]) -> [u64; INLINE_WORDS] {
+    let mut bytes = [0; INLINE];
+    bytes[..payload.len()].copy_from_slice(payload);
+    std::array::from_fn(|at| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte])))
 }
 
 /// Copies a payload into the words of the room that was reserved for it.

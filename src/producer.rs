@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::LaneEntry;
-use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room};
+use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
-use seriatim_ring::sync::Ordering;
+use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
@@ -474,18 +474,44 @@ impl Producer {
     #[inline]
     fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         self.may_go_on()?;
-        self.put(kind, payload)?;
-        self.queue().map(|range| range.start)
+        if payload.len() > INLINE {
+            return self.attempt_outside(kind, payload);
+        }
+        let map = self.region.map();
+        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
+        match put(map, &mut self.writer, &lane, released, kind, payload) {
+            Ok(()) => self.queue().map(|range| range.start),
+            Err(why) => Err(self.no_room(why)),
+        }
+    }
+
+    /// One attempt to submit a command whose payload goes into the bytes of the lane.
+    #[inline(never)]
+    fn attempt_outside(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        let map = self.region.map();
+        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
+        if payload.len() as u64 > lane.max_payload() {
+            return Err(self.too_large(payload.len()));
+        }
+        match put_outside(map, &mut self.writer, &lane, released, kind, payload) {
+            Ok(()) => self.queue().map(|range| range.start),
+            Err(why) => Err(self.no_room(why)),
+        }
     }
 
     /// One attempt to submit commands with one ticket.
     fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
         self.may_go_on()?;
-        for (kind, payload) in commands {
-            self.put(*kind, payload)?;
+        let map = self.region.map();
+        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
+        let put = commands
+            .iter()
+            .try_for_each(|(kind, payload)| put(map, &mut self.writer, &lane, released, *kind, payload));
+        match put {
+            Ok(()) => self.queue(),
+            Err(why) => Err(self.no_room(why)),
         }
-        self.queue()
     }
 
     /// One attempt to reserve room, for a claim.
@@ -499,35 +525,14 @@ impl Producer {
         if self.alarm.is_raised() { self.check() } else { Ok(()) }
     }
 
-    /// Reserves room for one command, on top of what is reserved already. On failure nothing is reserved.
-    #[inline(always)]
+    /// Reserves room for one command. On failure nothing is reserved.
     fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
         let map = self.region.map();
         let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
         if len as u64 > lane.max_payload() {
             return Err(self.too_large(len));
         }
-        match self.writer.reserve(&lane, released, len as u32) {
-            Ok(room) => {
-                // The sequencer sees cells fill up, but not bytes.
-                if room.place != Place::Cell && self.writer.is_short_of_bytes(&lane, released) {
-                    map.bells().want_room();
-                }
-                Ok(room)
-            }
-            Err(why) => Err(self.no_room(why)),
-        }
-    }
-
-    /// Reserves room for a command and writes it.
-    #[inline(always)]
-    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
-        let room = self.reserve(payload.len())?;
-        let lane = self.lane();
-        payload::write(lane.room(&room), payload);
-        crash_point!("submit.payload");
-        self.writer.fill(&lane, &room, kind, payload_digest(payload));
-        Ok(())
+        reserve(map, &mut self.writer, &lane, released, len).map_err(|why| self.no_room(why))
     }
 
     /// Queues one ticket for what was put: the moment in which it is submitted.
@@ -565,7 +570,18 @@ impl Producer {
         }
     }
 
+    #[inline]
     fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
+        // With nothing for the bytes of the lane only their number counts.
+        let all_inline = commands.iter().all(|(_, payload)| payload.len() <= INLINE);
+        if all_inline && (1..=self.max_batch()).contains(&commands.len()) {
+            return Ok(());
+        }
+        self.check_large_batch(commands)
+    }
+
+    #[inline(never)]
+    fn check_large_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
         let max = self.max_payload();
         if let Some((_, long)) = commands.iter().find(|(_, payload)| payload.len() > max) {
             return Err(SubmitError::TooLarge { len: long.len(), max });
@@ -783,6 +799,57 @@ impl Drop for Producer {
             map.lane_page(self.seat.index).party.leave(self.seat.generation, map.bells().requests_word());
         }
     }
+}
+
+/// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
+#[inline(always)]
+fn put(
+    map: &Map,
+    writer: &mut LaneWriter,
+    lane: &Lane<'_>,
+    released: &AtomicU64,
+    kind: u16,
+    payload: &[u8],
+) -> Result<(), NoRoom> {
+    if payload.len() > INLINE {
+        return put_outside(map, writer, lane, released, kind, payload);
+    }
+    let shape = Shape { len: payload.len() as u32, kind, digest: payload_digest(payload) };
+    writer.put_inline(lane, released, shape, &payload::words_of(payload))
+}
+
+/// As [`put`], into the bytes of the lane.
+#[inline(never)]
+fn put_outside(
+    map: &Map,
+    writer: &mut LaneWriter,
+    lane: &Lane<'_>,
+    released: &AtomicU64,
+    kind: u16,
+    payload: &[u8],
+) -> Result<(), NoRoom> {
+    let room = reserve(map, writer, lane, released, payload.len())?;
+    payload::write(lane.room(&room), payload);
+    crash_point!("submit.payload");
+    writer.fill(lane, &room, kind, payload_digest(payload));
+    Ok(())
+}
+
+/// Reserves room for a payload, and asks for more before there is none.
+#[inline]
+fn reserve(
+    map: &Map,
+    writer: &mut LaneWriter,
+    lane: &Lane<'_>,
+    released: &AtomicU64,
+    len: usize,
+) -> Result<Room, NoRoom> {
+    let room = writer.reserve(lane, released, len as u32)?;
+    // The sequencer sees cells fill up, but not bytes.
+    if room.place != Place::Cell && writer.is_short_of_bytes(lane, released) {
+        map.bells().want_room();
+    }
+    Ok(room)
 }
 
 /// Looks for an ordered cell's run in the ring, from the last run back.

@@ -8,7 +8,6 @@ use seriatim_loom_tests::crash::{model_of_death, mortal};
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Seen, Size, Worker, name, payload};
 use seriatim_ring::control::Verdict;
 use seriatim_ring::event::{Event, OWN_LANE};
-use seriatim_ring::lane::NoRoom;
 use seriatim_ring::sequencer::{Orderer, Shared};
 use seriatim_ring::sync::Ordering;
 use std::sync::Arc;
@@ -42,16 +41,13 @@ fn place(memory: &Memory, lane: u16, cell: u64) -> u64 {
 
 /// Submits command `n` of a lane if there is room.
 fn submit(memory: &Memory, producer: &mut Producer<'_>, lane: u16, n: u64, places: &Traced) -> bool {
-    match producer.reserve(40) {
-        Ok(room) => {
-            places.write(place(memory, lane, room.cell));
-            producer.fill(&room, seed(lane, n) as u16, &payload(seed(lane, n), 40));
-            producer.commit().unwrap();
-            true
-        }
-        Err(NoRoom::Full) => false,
-        Err(damaged) => panic!("{damaged:?}"),
+    if !producer.has_room(40).unwrap() {
+        return false;
     }
+    places.write(place(memory, lane, producer.writer.head()));
+    producer.put(seed(lane, n) as u16, &payload(seed(lane, n), 40), 40).unwrap();
+    producer.commit().unwrap();
+    true
 }
 
 /// Polls at most so many commands, and says how far it is.

@@ -36,8 +36,7 @@ fn a_payload_is_handed_over_through_ticket_and_run() {
             thread::spawn(move || {
                 let mut me = Producer::attach(&memory, 1);
                 for (n, len) in [(0, 8), (1, 48)] {
-                    let room = me.reserve(len).unwrap();
-                    me.fill(&room, n as u16, &payload(n, len));
+                    me.put(n as u16, &payload(n, len), len).unwrap();
                     written.write(n);
                 }
                 me.commit().unwrap();

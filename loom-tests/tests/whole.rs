@@ -4,7 +4,6 @@
 use loom::thread;
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, digest_of, payload};
 use seriatim_loom_tests::{Traced, model};
-use seriatim_ring::lane::NoRoom;
 use seriatim_ring::sequencer::Orderer;
 use std::sync::Arc;
 
@@ -21,16 +20,13 @@ const SIZE: Size = Size {
 /// A submit of command `n` of a lane into its only cell, if that is free.
 fn submit(producer: &mut Producer<'_>, lane: u16, n: u64, places: &Traced) -> bool {
     let seed = u64::from(lane) * 10 + n;
-    match producer.reserve(40) {
-        Ok(room) => {
-            places.write(lane.into());
-            producer.fill(&room, seed as u16, &payload(seed, 40));
-            producer.commit().unwrap();
-            true
-        }
-        Err(NoRoom::Full) => false,
-        Err(damaged) => panic!("{damaged:?}"),
+    if !producer.has_room(40).unwrap() {
+        return false;
     }
+    places.write(lane.into());
+    producer.put(seed as u16, &payload(seed, 40), 40).unwrap();
+    producer.commit().unwrap();
+    true
 }
 
 /// Guards T1, R1, G1 and L1 together. Lanes of one cell and an order ring of two runs, so that cell, ticket word

@@ -21,7 +21,8 @@ use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Bytes of payload that fit into a cell.
 pub const INLINE: usize = 40;
-const INLINE_WORDS: usize = INLINE / 8;
+/// The same in words.
+pub const INLINE_WORDS: usize = INLINE / 8;
 /// Payloads in the byte ring begin at multiples of this.
 pub const ALIGN: u64 = 64;
 
@@ -97,6 +98,27 @@ pub struct Entry {
     /// Where the payload lies.
     pub place: Place,
     position: u64,
+}
+
+/// What a cell says of its command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Length of the payload in bytes.
+    pub len: u32,
+    /// The user's kind.
+    pub kind: u16,
+    /// Digest of the payload.
+    pub digest: u64,
+}
+
+impl Shape {
+    #[inline]
+    fn store(self, cell: &Cell) {
+        // Relaxed: the ticket (T1) hands these words over.
+        cell.head.store(u64::from(self.len) | u64::from(self.kind) << 32, Ordering::Relaxed);
+        cell.digest.store(self.digest, Ordering::Relaxed);
+        crash_point!("lane.filled");
+    }
 }
 
 /// A cell that cannot be right.
@@ -401,6 +423,35 @@ impl LaneWriter {
         Ok(room)
     }
 
+    /// Reserves a cell for a payload of at most [`INLINE`] bytes and writes both at once: what
+    /// [`reserve`](Self::reserve), [`Lane::write`] and [`fill`](Self::fill) do, without a place that could be elsewhere.
+    /// `words` are the payload as it lies in memory; those beyond its length are written, too.
+    #[inline(always)]
+    pub fn put_inline(
+        &mut self,
+        lane: &Lane<'_>,
+        released: &AtomicU64,
+        shape: Shape,
+        words: &[u64; INLINE_WORDS],
+    ) -> Result<(), NoRoom> {
+        debug_assert!(shape.len as usize <= INLINE);
+        if self.head.wrapping_sub(self.released) >= lane.cells() {
+            self.look_and_place(lane, released, shape.len)?;
+        }
+        let number = self.head;
+        self.head = self.head.wrapping_add(1);
+        self.claim(lane);
+        crash_point!("lane.claimed");
+        let cell = lane.cell(number);
+        cell.place.store(self.bytes_head, Ordering::Relaxed);
+        crash_point!("lane.placed");
+        for (to, from) in cell.inline.iter().zip(words) {
+            to.store(*from, Ordering::Relaxed);
+        }
+        shape.store(cell);
+        Ok(())
+    }
+
     #[cold]
     fn look_and_place(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
         self.refresh(lane, released)?;
@@ -492,11 +543,7 @@ impl LaneWriter {
     /// Writes a cell whose payload is in place.
     #[inline]
     pub fn fill(&self, lane: &Lane<'_>, room: &Room, kind: u16, digest: u64) {
-        // Relaxed: the ticket (T1) hands these words over.
-        let cell = lane.cell(room.cell);
-        cell.head.store(u64::from(room.len) | u64::from(kind) << 32, Ordering::Relaxed);
-        cell.digest.store(digest, Ordering::Relaxed);
-        crash_point!("lane.filled");
+        Shape { len: room.len, kind, digest }.store(lane.cell(room.cell));
     }
 
     /// What was reserved has its ticket in.

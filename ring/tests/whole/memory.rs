@@ -7,7 +7,7 @@ use seriatim_ring::control::{
 };
 use seriatim_ring::digest::{self, Chain, Folded};
 use seriatim_ring::event::{Event, OWN_LANE, WORDS};
-use seriatim_ring::lane::{Cell, Entry, Lane, LaneWriter, NoRoom, Owner, Room};
+use seriatim_ring::lane::{Cell, Entry, INLINE, INLINE_WORDS, Lane, LaneWriter, NoRoom, Owner, Room, Shape};
 use seriatim_ring::order::{Fault, Follower, Look, Order, Slot};
 use seriatim_ring::sequencer::{Orderer, Shared, start_of};
 use seriatim_ring::sync::{AtomicU64, Ordering};
@@ -191,6 +191,26 @@ impl<'a> Producer<'a> {
         self.writer.fill(&lane, room, kind, digest_of(words));
     }
 
+    /// Reserves room for a command and writes it, each size as the library does.
+    pub fn put(&mut self, kind: u16, words: &[u64], len: u32) -> Result<(), NoRoom> {
+        if len as usize > INLINE {
+            let room = self.reserve(len)?;
+            self.fill(&room, kind, words);
+            return Ok(());
+        }
+        let released = &self.memory.lanes[usize::from(self.number)].released;
+        let shape = Shape { len, kind, digest: digest_of(words) };
+        let mut inline = [0; INLINE_WORDS];
+        inline[..words.len()].copy_from_slice(words);
+        self.writer.put_inline(&self.memory.lane(self.number), released, shape, &inline)
+    }
+
+    /// Whether there is room for a payload.
+    pub fn has_room(&mut self, len: u32) -> Result<bool, NoRoom> {
+        let released = &self.memory.lanes[usize::from(self.number)].released;
+        self.writer.has_room(&self.memory.lane(self.number), released, len)
+    }
+
     /// Queues one ticket for all that is filled; its position.
     pub fn commit(&mut self) -> Result<u64, Refused> {
         let ticket = Ticket::Cells { lane: self.number, count: self.writer.reserved() };
@@ -202,8 +222,7 @@ impl<'a> Producer<'a> {
 
     /// Submits one command if there is room.
     pub fn try_submit(&mut self, kind: u16, len: u32, seed: u64) -> Result<(), NoRoom> {
-        let room = self.reserve(len)?;
-        self.fill(&room, kind, &payload(seed, len));
+        self.put(kind, &payload(seed, len), len)?;
         self.commit().expect("the order is open");
         Ok(())
     }

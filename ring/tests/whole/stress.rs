@@ -36,9 +36,8 @@ fn produce(memory: &Memory, lane: u16) {
     let mut me = Producer::attach(memory, lane);
     let mut n = 0;
     while n < EACH {
-        match me.reserve(length(n)) {
-            Ok(room) => {
-                me.fill(&room, n as u16, &payload(seed(lane, n), length(n)));
+        match me.put(n as u16, &payload(seed(lane, n), length(n)), length(n)) {
+            Ok(()) => {
                 n += 1;
                 if me.writer.reserved() <= (n % 4) as u32 && n < EACH {
                     continue;

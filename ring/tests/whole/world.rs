@@ -198,14 +198,12 @@ impl<'a, H: Host> World<'a, H> {
             return;
         }
         let len = len.min(self.memory.lane(lane as u16).max_payload() as u32);
-        let room = match producer.reserve(len) {
-            Ok(room) => room,
+        let (kind, words) = (self.seed as u16 + 1, payload(self.seed + 1, len));
+        match producer.put(kind, &words, len) {
+            Ok(()) => self.seed += 1,
             Err(NoRoom::Full) => return,
             Err(damaged) => panic!("{damaged:?}"),
-        };
-        self.seed += 1;
-        let (kind, words) = (self.seed as u16, payload(self.seed, len));
-        producer.fill(&room, kind, &words);
+        }
         self.lanes[lane].written.push(Queued::Command { kind, words, len });
     }
 
