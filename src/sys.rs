@@ -17,17 +17,29 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
 }
 
 /// Sleeps while `word` is `seen`, for `timeout` at most; `false` if that time passed, or if the word is no longer
-/// there. Any return is a reason to look again.
+/// there. Any return is a reason to look again. Signals neither end nor lengthen it.
 pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
-    let time = libc::timespec {
-        tv_sec: timeout.as_secs() as libc::time_t,
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    let until = Duration::from_nanos(monotonic_ns()).saturating_add(timeout);
+    let until = libc::timespec {
+        tv_sec: until.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(until.subsec_nanos()),
     };
-    // Not FUTEX_PRIVATE: the word is shared between processes.
-    // SAFETY: the word lives for the call and `time` is a valid timespec; the kernel only reads both.
-    let result =
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const time) };
-    result == 0 || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::ETIMEDOUT | libc::EFAULT))
+    loop {
+        match wait_until(word, seen, &until) {
+            Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
+            Err(e) => return !matches!(e.raw_os_error(), Some(libc::ETIMEDOUT | libc::EFAULT)),
+            Ok(()) => return true,
+        }
+    }
+}
+
+fn wait_until(word: &AtomicU32, seen: u32, until: &libc::timespec) -> io::Result<()> {
+    // Unlike FUTEX_WAIT this takes a time and no span. Not private: the word is shared between processes.
+    const WAIT: libc::c_int = libc::FUTEX_WAIT_BITSET;
+    let (nothing, all) = (std::ptr::null::<u32>(), libc::FUTEX_BITSET_MATCH_ANY);
+    // SAFETY: the word lives for the call and `until` is a valid timespec; the kernel only reads both.
+    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, seen, until, nothing, all) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Wakes all who sleep on `word`, in any process.

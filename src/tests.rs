@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -1025,6 +1025,9 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
     };
     let wait_for_nothing = || {
         let time = Duration::from_millis(500);
+        let started = Instant::now();
+        assert!(!sys::futex_wait(&AtomicU32::new(7), 7, time), "nobody woke it");
+        check("sleep", started + time, started);
         let region = Region::anonymous(&tiny()).unwrap();
         let started = Instant::now();
         let options = AttachOptions::new().timeout(time);
