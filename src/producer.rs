@@ -855,10 +855,13 @@ fn reserve(
 /// Looks for an ordered cell's run in the ring, from the last run back.
 fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
     let order = map.order();
-    // What was just ordered may lie beyond what is published: a turn publishes its cursor once.
-    let last =
-        (published(map.control()).1..).take_while(|&n| matches!(order.observe(n), Look::Here(_))).last();
-    let end = last.map_or(published(map.control()).1, |n| n + 1);
+    // What was just ordered may lie beyond what is published: a turn publishes its cursor once, and may come round the
+    // whole ring before.
+    let published = published(map.control()).1;
+    let end = match order.observe(published) {
+        Look::Lapped => order.last().map_or(published, |last| last + 1),
+        _ => (published..).find(|&n| !matches!(order.observe(n), Look::Here(_))).unwrap_or(published),
+    };
     for number in (end.saturating_sub(order.slots())..end).rev() {
         let run = match order.observe(number) {
             Look::Here(run) => run,

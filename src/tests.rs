@@ -1440,6 +1440,29 @@ fn an_observer_that_finds_the_cursor_a_ring_behind_goes_by_the_ring() {
 }
 
 #[test]
+fn a_place_is_found_in_the_middle_of_a_turn_that_comes_round_the_ring() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let (mut before, mut last) = (0, 0);
+    for n in 0..3 * region.geometry().order_slots {
+        last = producer.submit(0, b"x").unwrap();
+        let place = producer.wait_sequenced(last).unwrap();
+        assert!(matches!(place, Sequenced::At(_)), "{n}: {place:?}");
+        while worker.poll().unwrap().is_some() {}
+        if n == 0 {
+            before = region.map().control().published.run.load(Ordering::Relaxed);
+        }
+    }
+    sequencer.stop().unwrap();
+    // As a producer finds it that looks before the turn has moved the cursor.
+    region.map().control().published.run.store(before, Ordering::Relaxed);
+    let place = producer.wait_sequenced(last).unwrap();
+    assert!(matches!(place, Sequenced::At(_)), "{place:?}");
+}
+
+#[test]
 fn numbers_that_nobody_can_have_counted_are_refused_at_a_takeover() {
     use seriatim_ring::sync::Ordering::Relaxed;
     for which in 0..3 {
