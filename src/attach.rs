@@ -112,7 +112,8 @@ impl Kind for OnWorkerPage {
     }
 }
 
-/// How long the lock of one who is not found is waited for.
+/// How long the lock of one who does not let go of it is waited for: it may have been killed, and the kernel not have
+/// ended it yet.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// Takes a place under a name.
@@ -133,9 +134,8 @@ pub(crate) fn take_seat<K: Kind>(
                 // Somebody sits there, or was faster; if it has this name, the search ends here.
                 let patience = match holder::<K>(region, index, name) {
                     Holder::Other => None,
-                    Holder::Living => return Err(name_taken::<K>(region, name)),
                     Holder::Leaving => Some(deadline),
-                    Holder::Gone => Some(linger),
+                    Holder::Staying => Some(linger),
                 };
                 if patience.is_some_and(wait::is_over) {
                     return Err(name_taken::<K>(region, name));
@@ -182,8 +182,9 @@ fn lock<K: Kind>(region: &Region, index: u16) -> std::io::Result<Option<Lock>> {
     Ok(taken.then_some(lock))
 }
 
-/// Places to try: that of the same name alone if there is one, else those that never had an owner, then those
-/// whose owner is gone.
+/// Places to try: that of the same name alone if there is one, else those that never had an owner, and only if there
+/// are none, those whose owner is gone. One that never had an owner may be locked by another who asks for it: it is
+/// waited for, for whoever comes back under its name is to find its place.
 fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
     let own = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
     if let Some(index) = own {
@@ -191,19 +192,18 @@ fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
     }
     let (fresh, used): (Vec<u16>, Vec<u16>) =
         K::indexes(region).partition(|&i| K::owner(region, i).is_none());
-    fresh.into_iter().chain(used).filter(|&i| !region.is_alive(K::role(i))).collect()
+    let places = if fresh.is_empty() { used } else { fresh };
+    places.into_iter().filter(|&i| !region.is_alive(K::role(i))).collect()
 }
 
 /// Who holds the lock of a place.
 enum Holder {
     /// One of another name.
     Other,
-    /// One of this name.
-    Living,
     /// One of this name that has let go: only a child that its process was starting then has the lock, until it runs.
     Leaving,
-    /// One of this name that is not found: dying, or dead with such a child; or in another pid namespace.
-    Gone,
+    /// One of this name that has not: it lives, or is dying, or dead with such a child.
+    Staying,
 }
 
 fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
@@ -211,13 +211,7 @@ fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
     if K::owner(region, index) != Some(name) || party.name.load() != name.words() {
         return Holder::Other;
     }
-    let pid = party.pid.load(Ordering::Relaxed) as u32;
-    let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
-    match party.request() {
-        generation if party.has_left(generation) => Holder::Leaving,
-        _ if process.is_there() => Holder::Living,
-        _ => Holder::Gone,
-    }
+    if party.has_left(party.request()) { Holder::Leaving } else { Holder::Staying }
 }
 
 fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {

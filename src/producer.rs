@@ -473,7 +473,7 @@ impl Producer {
     /// One attempt to submit a command.
     #[inline]
     fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.may_go_on()?;
+        self.may_begin()?;
         if payload.len() > INLINE {
             return self.attempt_outside(kind, payload);
         }
@@ -502,7 +502,7 @@ impl Producer {
     /// One attempt to submit commands with one ticket.
     fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
-        self.may_go_on()?;
+        self.may_begin()?;
         let map = self.region.map();
         let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
         let put = commands
@@ -516,8 +516,18 @@ impl Producer {
 
     /// One attempt to reserve room, for a claim.
     fn attempt_claim(&mut self, len: usize) -> Result<Room, SubmitError> {
-        self.may_go_on()?;
+        self.may_begin()?;
         self.reserve(len)
+    }
+
+    /// Whether this process may use the producer; of what was reserved before nothing is left then.
+    #[inline(always)]
+    fn may_begin(&mut self) -> Result<(), SubmitError> {
+        if self.writer.reserved() > 0 {
+            // A claim that was forgotten instead of dropped.
+            self.writer.abandon();
+        }
+        self.may_go_on()
     }
 
     #[inline(always)]

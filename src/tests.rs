@@ -704,6 +704,99 @@ fn the_last_index_is_an_error_and_not_a_wrap() {
     assert_eq!(producer.try_submit(0, b"x"), Err(SubmitError::Closed));
     assert_eq!(desk.region.snapshot().state, State::Exhausted);
     assert_eq!(drain(&mut worker).len(), 8);
+    assert_eq!(worker.recv_deadline(Instant::now() + Duration::from_secs(60)), Err(WorkerError::Closed));
+}
+
+#[test]
+fn the_last_index_ends_an_order_that_is_closing_too() {
+    let mut desk = Desk::new(&Config::new().first_index(Seq::MAX.get() - 4));
+    let mut producer = desk.producer("p");
+    let submitted = (0..20).map(|_| producer.try_submit(0, b"x").unwrap()).last().unwrap();
+    desk.sequencer.close();
+    while desk.sequencer.poll(1).is_ok() {}
+    assert_eq!(desk.region.snapshot().state, State::Exhausted);
+    assert_eq!(producer.wait_sequenced(submitted), Err(WaitError::Closed { index: submitted }));
+}
+
+#[test]
+fn a_claim_that_is_forgotten_submits_nothing() {
+    let mut desk = Desk::new(&tiny().lane_cells(4).lane_bytes(512));
+    let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+    let mut expected = Vec::new();
+    // Cells and bytes are those of earlier commands again, and longer than what is claimed.
+    for n in 0..20u8 {
+        let claim = producer.try_claim(9, if n % 2 == 0 { 50 } else { 8 }).unwrap();
+        std::mem::forget(claim);
+        let payload = vec![n; if n % 3 == 0 { 200 } else { 30 }];
+        let index = match n % 4 {
+            0 => producer.try_submit_batch(&[(1, &payload)]).unwrap().start,
+            1 => {
+                let mut claim = producer.try_claim(1, payload.len()).unwrap();
+                claim.copy_from_slice(&payload);
+                claim.commit().unwrap()
+            }
+            _ => producer.try_submit(1, &payload).unwrap(),
+        };
+        assert_eq!(index, u64::from(n));
+        while desk.sequencer.poll(16).unwrap().commands > 0 {}
+        expected.push(payload);
+        assert_eq!(drain(&mut worker), expected[usize::from(n)..]);
+    }
+}
+
+#[test]
+fn a_name_keeps_its_lane_while_there_are_lanes_that_never_had_one() {
+    let region = Region::anonymous(&tiny().producers(3)).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "gone").unwrap();
+    producer.submit(0, b"x").unwrap();
+    while !matches!(worker.recv().unwrap(), Event::Command(_)) {}
+    assert_eq!(worker.poll(), Ok(None), "all of its lane is released");
+    drop(producer);
+    // Others who ask for the lanes that are left hold these for a moment.
+    let busy = [2, 3].map(|lane| Lock::take(region.file(), Role::Lane(lane)).unwrap().unwrap());
+    let soon = AttachOptions::new().timeout(Duration::from_millis(50));
+    assert!(Producer::attach_with(&region, "new", &soon).is_err());
+    drop(busy);
+    let new = Producer::attach(&region, "new").unwrap();
+    assert_eq!(Producer::attach(&region, "gone").unwrap().attached(), Attached::Resumed { next: 1 });
+    drop(new);
+}
+
+#[test]
+fn who_releases_by_hand_leaves_the_rest_to_who_comes_next() {
+    let region = Region::anonymous(&tiny().lane_cells(64).order_slots(64)).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let join = |name| Worker::join_with(&region, name, &JoinOptions::new().release_by_hand(true)).unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    for (name, left) in [("falls", true), ("leaves", false)] {
+        let mut worker = join(name);
+        for n in 0..20u8 {
+            producer.submit(0, &[n]).unwrap();
+        }
+        let mut got = 0;
+        while got < 20 {
+            got += usize::from(matches!(worker.recv().unwrap(), Event::Command(_)));
+            if got == 10 {
+                // What was delivered last is done with, too.
+                worker.release();
+            }
+        }
+        assert_eq!(worker.poll(), Ok(None));
+        if left {
+            worker.fall()
+        } else {
+            worker.leave()
+        }
+        let mut next = join("next");
+        let mut again = Vec::new();
+        while again.last() != Some(&vec![19]) {
+            again.extend(drain(&mut next));
+        }
+        assert_eq!(again, (10..20u8).map(|n| vec![n]).collect::<Vec<_>>(), "after one who {name}");
+        next.release();
+    }
 }
 
 /// Whether to run the long forms.

@@ -34,6 +34,7 @@ pub struct JoinOptions {
     timeout: Duration,
     wait: Wait,
     release_every: u32,
+    by_hand: bool,
     policy: WorkerPolicy,
     check_payloads: bool,
 }
@@ -44,6 +45,7 @@ impl Default for JoinOptions {
             timeout: Duration::from_secs(1),
             wait: Wait::default(),
             release_every: 32,
+            by_hand: false,
             policy: WorkerPolicy::Gate,
             check_payloads: false,
         }
@@ -103,6 +105,14 @@ impl JoinOptions {
     /// when it runs dry. Fewer free the lanes sooner behind a slow handler, more touch the shared line less.
     pub fn release_every(mut self, commands: u32) -> Self {
         self.release_every = commands.max(1);
+        self
+    }
+
+    /// The worker says how far it is only when [`Worker::release`] is called: for one that counts a command as done only
+    /// when its effects are kept. If such a worker dies alone, the next one gets again what it had not released. Default
+    /// no. What is not released keeps its room: one that never releases holds up everybody.
+    pub fn release_by_hand(mut self, yes: bool) -> Self {
+        self.by_hand = yes;
         self
     }
 }
@@ -308,6 +318,7 @@ pub struct Worker {
     first: Seq,
     wait: Wait,
     release_every: u64,
+    by_hand: bool,
     /// The cursor as stored.
     released: Seq,
     closed: bool,
@@ -317,7 +328,8 @@ pub struct Worker {
 
 impl Worker {
     /// Joins under a name. The first worker of a region starts at its anchor, and so gets all that is held; a
-    /// later one starts at the index of its own [`Event::Joined`].
+    /// later one starts at the index of its own [`Event::Joined`]. What lies before is the business of those who were
+    /// there: if one of them dies that was behind, and no other was as far back, nobody gets what it has not had.
     ///
     /// # Errors
     /// A living worker has the name, all slots are taken, the region is read-only, or no sequencer answers
@@ -347,7 +359,8 @@ impl Worker {
             fold: Fold::new(map, follower, digest),
             first,
             wait: options.wait,
-            release_every: options.release_every.into(),
+            release_every: if options.by_hand { u64::MAX } else { options.release_every.into() },
+            by_hand: options.by_hand,
             closed: false,
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
@@ -563,7 +576,8 @@ impl Worker {
             crash_point!("poll.next");
             let step = self.fold.step_as::<CHECK>(self.region.map());
             let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
-                if self.next() != self.released {
+                // Before its first index a newcomer has nothing to keep.
+                if self.next() != self.released && (!self.by_hand || self.next() <= self.first) {
                     self.release();
                 }
                 return Ok(None);
@@ -622,9 +636,29 @@ impl Worker {
         })
     }
 
-    /// Stores the cursor: everything before the next event is done with.
+    /// Says that everything that was delivered is done with: its room can be used again. Happens by itself, unless the
+    /// worker joined to do so [by hand](JoinOptions::release_by_hand).
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let mut worker = Worker::join_with(&region, "w", &JoinOptions::new().release_by_hand(true))?;
+    /// Producer::attach(&region, "p")?.submit(0, b"keep me")?;
+    /// let mut kept = Vec::new();
+    /// while kept.is_empty() {
+    ///     worker.poll_batch(64, |event| {
+    ///         if let Event::Command(command) = event {
+    ///             kept.extend_from_slice(command.payload); // a file that is synced would do
+    ///         }
+    ///     })?;
+    /// }
+    /// worker.release(); // from here on nobody needs to give it to us again
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
-    fn release(&mut self) {
+    pub fn release(&mut self) {
         let map = self.region.map();
         self.released = self.fold.next();
         map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
@@ -654,8 +688,12 @@ impl Worker {
         }
     }
 
-    /// Whether the end was delivered and nobody is there to go on after it.
-    fn is_ended(&self) -> bool {
+    /// Whether the end was delivered, or there are no more indexes, and nobody is there to go on after it.
+    fn is_ended(&mut self) -> bool {
+        // State first: what was published before it said so is seen after it.
+        if self.region.state() == State::Exhausted {
+            return !self.fold.is_behind(self.region.map());
+        }
         // Before the end is delivered nobody is asked: this is looked at whenever there is nothing to do.
         let reopened = || self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
         self.closed && !reopened()
@@ -677,7 +715,9 @@ impl Drop for Worker {
             self.record_panic("its thread panicked");
         }
         // What was delivered last counts as done: its borrow has ended.
-        self.release();
+        if !self.by_hand {
+            self.release();
+        }
         crash_point!("leave.released");
         let (map, bells) = (self.region.map(), self.region.map().bells());
         map.worker_page(self.seat.index).party.leave(self.seat.generation, bells.requests_word());

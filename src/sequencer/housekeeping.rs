@@ -203,6 +203,12 @@ impl Sequencer {
             entry.answer.give(generation, if alive { Verdict::NameTaken } else { Verdict::Busy });
             return true;
         }
+        // Its owner may come back: not while there are lanes that never had one.
+        let is_used = entry.number.load(Ordering::Relaxed) > 0 && entry.name.load() != name;
+        if is_used && s.lanes[1..].iter().any(|entry| entry.number.load(Ordering::Relaxed) == 0) {
+            entry.answer.give(generation, Verdict::Busy);
+            return true;
+        }
         let settled = self.orderer.admit(s, lane, generation, name).is_some();
         self.unsettled |= !settled;
         settled

@@ -39,9 +39,8 @@ use crate::wait;
 
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
 const STALL: Duration = Duration::from_secs(1);
-/// How long a lock can be held by one that is not named, before the name that is there is taken for its. In another
-/// pid namespace nobody is found alive.
-const NAMELESS: Duration = Duration::from_millis(200);
+/// How long a lock that is held is tried, before the one that is named has it.
+const LINGER: Duration = Duration::from_millis(200);
 
 /// The order could not be taken up, or not gone on with.
 #[derive(Debug, thiserror::Error)]
@@ -218,17 +217,16 @@ impl Sequencer {
         }
     }
 
-    /// The lock, or who has it. That one locks first and says then who it is, and whoever removes a region has the
-    /// lock without a word: so while the one that is named does not live, both are tried again for a moment.
+    /// The lock, or who has it. That one locks first and says then who it is, whoever removes a region has the lock
+    /// without a word, and one that was killed keeps it until the kernel has ended it: so it is tried for a moment.
     fn lock_or_holder(region: &Region) -> Result<Result<Lock, Process>, SequencerError> {
-        let deadline = wait::after(NAMELESS);
+        let deadline = wait::after(LINGER);
         loop {
             if let Some(lock) = Self::lock(region)? {
                 return Ok(Ok(lock));
             }
-            let holder = region.sequencer_process();
-            if holder.is_there() || wait::is_over(deadline) {
-                return Ok(Err(holder));
+            if wait::is_over(deadline) {
+                return Ok(Err(region.sequencer_process()));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -484,7 +482,8 @@ impl Sequencer {
     fn refuse_submits(&mut self, state: u32) {
         let map = self.region.map();
         let reign = &map.control().reign;
-        if reign.state.load(Ordering::Relaxed) == OPEN {
+        let before = reign.state.load(Ordering::Relaxed);
+        if before == OPEN || (before, state) == (CLOSING, EXHAUSTED) {
             // ORDERING [C1]: Release; pairs with the Acquire in `Region::state`.
             reign.state.store(state, Ordering::Release);
             crash_point!("close.closing");

@@ -3,9 +3,11 @@
 mod common;
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
-use common::{Running, create, eventually, run, scratch, sequence, seriatim, stat, worker};
+use common::{Running, create, eventually, run, run_with, scratch, sequence, seriatim, stat, worker};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -111,6 +113,68 @@ fn a_sequencer_that_is_stopped_is_evicted_only_when_that_is_asked_for() {
     run(&["submit", &region, &file]).with(0);
     next.stop().with(0);
     assert_eq!(held.end().with(0).out.lines().collect::<Vec<_>>(), lines);
+}
+
+#[test]
+fn who_comes_right_after_a_kill_is_not_refused_for_the_dying() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--producers", "2", "--workers", "2"]);
+    let mut serving = sequence(&region);
+    // Killed and not waited for: the kernel takes its time to end them.
+    let kill = |mut dying: Running| {
+        dying.signal(Signal::SIGKILL);
+        dying
+    };
+    for round in 2..12 {
+        let dying = kill(serving);
+        serving = sequence(&region);
+        drop(dying);
+        assert_eq!(stat(&region)["epoch"], round);
+        let dying = kill(worker(&region, "w", &[]));
+        let next = worker(&region, "w", &[]);
+        drop(dying);
+        let mut submit = seriatim(&["submit", &region, "-", "--name", "p"]);
+        let mut submitting = Running::start(submit.stdin(Stdio::piped()));
+        submitting.feed(b"line\n");
+        eventually("it is attached", || stat(&region)["producers"][0]["alive"] == true);
+        let dying = kill(submitting);
+        run_with(&["submit", &region, "-", "--name", "p"], b"next\n").with(0);
+        drop(dying);
+        next.stop().with(0);
+    }
+    serving.stop().with(0);
+}
+
+#[test]
+fn what_a_worker_has_not_written_goes_to_who_comes_after_it() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let serving = sequence(&region);
+    let pipe = folder.path().join("pipe");
+    let pipe = pipe.display().to_string();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut command = seriatim(&["worker", &region, "--name", "w", "--out", &pipe]);
+    let mut first = Running::start(&mut command);
+    // A reader that does not read: the worker comes to have more than it can write.
+    let mut reader = fs::File::open(&pipe).unwrap();
+    let (file, lines) = lines(&folder, "a line that is neither short nor very long, number", 20_000);
+    let submitting = Running::start(&mut seriatim(&["submit", &region, &file]));
+    eventually("it cannot go on", || stat(&region)["workers"][0]["stuck_s"].as_f64() > Some(0.1));
+    let mut written = String::new();
+    first.signal(Signal::SIGKILL);
+    first.end();
+    reader.read_to_string(&mut written).unwrap();
+    let written = written.matches('\n').count();
+    let out = folder.path().join("second").display().to_string();
+    let second = Running::start(&mut seriatim(&["worker", &region, "--name", "w", "--out", &out]));
+    submitting.end().with(0);
+    serving.stop().with(0);
+    second.end().with(0);
+    let rest = fs::read_to_string(&out).unwrap();
+    let rest: Vec<&str> = rest.lines().collect();
+    let begin = lines.iter().position(|line| line == rest[0]).unwrap();
+    assert_eq!(rest, lines[begin..]);
+    assert!(begin <= written, "lines {written} to {begin} reached nobody");
 }
 
 #[test]

@@ -78,7 +78,8 @@ impl Args {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
         };
-        let options = JoinOptions::new().policy(policy).check_payloads(!self.unchecked);
+        // What is not written yet is not done with: whoever comes after a worker that was killed is to get it again.
+        let options = JoinOptions::new().policy(policy).check_payloads(!self.unchecked).release_by_hand(true);
         let mut worker = Worker::join_with(&region, &name, &options)?;
         let mut printer = Printer {
             out,
@@ -136,15 +137,17 @@ impl Printer {
         while reason.is_none() {
             // Never more than is left: what is polled counts as received.
             let limit = BATCH.min(usize::try_from(self.left).unwrap_or(BATCH));
-            if worker.poll_batch(limit, |event| self.take(event))? == 0 {
-                self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
-                if let Some(event) = worker.recv_deadline(Instant::now() + TICK)? {
-                    self.take(event);
-                }
+            if worker.poll_batch(limit, |event| self.take(event))? == 0
+                && let Some(event) = worker.recv_deadline(Instant::now() + TICK)?
+            {
+                self.take(event);
             }
             reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
+            if !matches!(reason, Some(Err(_))) {
+                self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
+                worker.release();
+            }
         }
-        self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
         reason.unwrap_or(Ok("count"))
     }
 
