@@ -1294,6 +1294,24 @@ fn a_dead_worker_gates_no_longer() {
 }
 
 #[test]
+fn what_only_one_that_died_had_not_had_is_in_the_digest_of_who_joined_later_and_reaches_nobody() {
+    let mut desk = Desk::new(&tiny().lane_cells(64).order_slots(64).workers(3));
+    let (behind, mut producer) = (desk.worker("behind"), desk.producer("p"));
+    let mut ahead = desk.worker("ahead");
+    for n in 0..5u8 {
+        producer.try_submit(0, &[n]).unwrap();
+    }
+    while desk.sequencer.poll(16).unwrap().commands > 0 {}
+    let mut later = desk.worker("later");
+    behind.fall();
+    producer.try_submit(0, &[5]).unwrap();
+    while desk.sequencer.poll(16).unwrap().commands > 0 {}
+    assert_eq!(drain(&mut later), [[5]]);
+    assert_eq!(drain(&mut ahead), (0..=5u8).map(|n| vec![n]).collect::<Vec<_>>());
+    assert_eq!((later.next(), later.digest()), (ahead.next(), ahead.digest()));
+}
+
+#[test]
 fn who_comes_after_all_others_died_gets_what_they_have_not_had() {
     // Also where a successor has the slot's lock and has not come further than that.
     for is_followed in [false, true] {
