@@ -24,7 +24,12 @@ const SHAPES: [(&str, usize, usize); 2] = [("1x1", 1, 1), ("2x4", 2, 4)];
 
 /// Makes the two kinds of ends: producers, workers, payload bytes.
 type Ends = fn(usize, usize, usize) -> (Vec<Send>, Vec<Receive>);
-const TRANSPORTS: [(&str, Ends); 3] = [("seriatim", seriatim), ("rtrb", rtrb), ("crossbeam", crossbeam)];
+const TRANSPORTS: [(&str, Ends); 4] = [
+    ("seriatim", |producers, workers, size| seriatim(producers, workers, size, false)),
+    ("seriatim assisted", |producers, workers, size| seriatim(producers, workers, size, true)),
+    ("rtrb", rtrb),
+    ("crossbeam", crossbeam),
+];
 
 fn main() {
     let mut criterion = common::criterion();
@@ -99,13 +104,14 @@ fn in_batches(commands: u64, most: usize, mut submit: impl FnMut(usize)) {
 
 // ---- Seriatim ---------------------------------------------------------------------------------------------
 
-fn seriatim(producers: usize, workers: usize, size: usize) -> (Vec<Send>, Vec<Receive>) {
+fn seriatim(producers: usize, workers: usize, size: usize, assist: bool) -> (Vec<Send>, Vec<Receive>) {
     let config = Config::new()
         .producers(producers as u64)
         .workers(workers as u64)
         .lane_bytes(lane_bytes(size).next_power_of_two() as u64);
     let region = Region::anonymous(&config).expect("memory for a region");
-    let sequencer = Sequencer::spawn(&region, SequencerConfig::new().wait(Wait::Yield)).expect("a thread");
+    let sequencer =
+        Sequencer::spawn(&region, SequencerConfig::new().wait(Wait::Yield).assist(assist)).expect("a thread");
     // It serves until the last of the crew is gone.
     let sequencer = Arc::new(sequencer);
     let receivers = (0..workers).map(|w| {

@@ -26,6 +26,7 @@ use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::map::Map;
 use crate::region::snapshot::State;
+use crate::sequencer::assist::Helper;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
@@ -254,6 +255,7 @@ pub struct Producer {
     /// The sequencer's turns when it was last asked for: if they move, it lives.
     turns: u64,
     vigil: Vigil,
+    helper: Helper,
     /// The command that the lane's page says there is no room for.
     full_at: Option<u64>,
     not_sync: PhantomData<Cell<()>>,
@@ -304,6 +306,7 @@ impl Producer {
             wait: options.wait,
             turns: 0,
             vigil: Vigil::default(),
+            helper: Helper::default(),
             full_at: None,
             region: region.clone(),
             seat,
@@ -724,7 +727,11 @@ impl Producer {
             if wait::is_over(deadline) {
                 return Err(self.name_culprit(full));
             }
+            if self.helper.help(&self.region) {
+                continue;
+            }
             if idle.step() {
+                self.helper.hand_back();
                 let bell = &self.region.map().bells().producers;
                 if !wait::sleep(bell, FOR_WORK, deadline, || self.should_look_again()) {
                     self.vigil.look(&self.region)?;
@@ -780,7 +787,11 @@ impl Producer {
             if wait::is_over(deadline) {
                 return Err(WaitError::Late { index, by: self.order_held_by() });
             }
+            if self.helper.help(&self.region) {
+                continue;
+            }
             if idle.step() {
+                self.helper.hand_back();
                 let bell = &self.region.map().bells().producers;
                 let is_there = || has_ordered(self.entry(), cell) || self.is_ended();
                 if !wait::sleep(bell, FOR_WORK, deadline, is_there) {

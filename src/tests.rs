@@ -1204,9 +1204,20 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
 
 #[test]
 fn no_wake_up_is_lost() {
+    everybody_sleeps_and_wakes(SequencerConfig::new());
+}
+
+#[test]
+fn nor_where_all_make_turns_for_the_sequencer() {
+    let stats = everybody_sleeps_and_wakes(SequencerConfig::new().assist(true));
+    assert!((1..stats.turns).contains(&stats.assisted_turns), "{stats:?}");
+}
+
+/// Producers and workers that now and then come to rest, all at once.
+fn everybody_sleeps_and_wakes(how: SequencerConfig) -> SequencerStats {
     let config = Config::new().order_slots(8).lane_cells(4).lane_bytes(256).producers(3).workers(3);
     let region = Region::anonymous(&config).unwrap();
-    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let sequencer = Sequencer::spawn(&region, how).unwrap();
     let workers: Vec<_> = (0..3)
         .map(|n| {
             let mut worker = Worker::join(&region, &format!("w{n}")).unwrap();
@@ -1241,10 +1252,55 @@ fn no_wake_up_is_lost() {
             });
         }
     });
-    assert!(sequencer.close().unwrap().closed);
+    let stats = sequencer.close().unwrap();
+    assert!(stats.closed);
     let results: Vec<_> = workers.into_iter().map(|w| w.join().unwrap()).collect();
     assert!(results.iter().all(|r| (r.1, r.2) == (results[0].1, results[0].2)));
     assert_eq!(wait::LOST.load(Ordering::Relaxed), 0);
+    stats
+}
+
+#[test]
+fn one_thread_alone_has_its_commands_ordered_by_its_own_polls() {
+    let region = Region::anonymous(&tiny()).unwrap();
+    let start = |assist| Sequencer::spawn(&region, SequencerConfig::new().assist(assist)).unwrap();
+    let sequencer = start(true);
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let mut pass = |commands: u64| {
+        let (mut submitted, mut received) = (0, 0);
+        while received < commands {
+            if submitted < commands && producer.try_submit(0, &submitted.to_le_bytes()).is_ok() {
+                submitted += 1;
+            }
+            let count = |event: Event<'_>| received += u64::from(matches!(event, Event::Command(_)));
+            worker.poll_batch(64, count).unwrap();
+        }
+    };
+    pass(10_000);
+    assert!(sequencer.stop().unwrap().assisted_turns > 0);
+    // Another one comes, which nobody helps; then one that is helped again.
+    let sequencer = start(false);
+    pass(100);
+    assert_eq!(sequencer.stop().unwrap().assisted_turns, 0);
+    let sequencer = start(true);
+    pass(10_000);
+    assert!(sequencer.close().unwrap().assisted_turns > 0);
+}
+
+#[test]
+fn a_sequencer_that_ends_in_the_hands_of_one_who_helps_says_why() {
+    let region = Region::anonymous(&tiny().first_index(Seq::MAX.get() - 4)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new().assist(true)).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let mut ended = false;
+    while !ended {
+        ended = producer.try_submit(0, b"x").is_err_and(|error| error == SubmitError::Closed);
+        worker.poll().unwrap();
+    }
+    assert!(matches!(sequencer.stop(), Err(SequencerError::Exhausted { .. })));
+    assert!(!region.is_alive(Role::Sequencer), "its lock falls with it");
 }
 
 #[test]

@@ -25,6 +25,7 @@ use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
+use crate::sequencer::assist::Helper;
 use crate::wait::{self, Idle, Wait};
 
 /// How a worker joins.
@@ -324,6 +325,7 @@ pub struct Worker {
     closed: bool,
     check_payloads: bool,
     vigil: Vigil,
+    helper: Helper,
 }
 
 impl Worker {
@@ -364,6 +366,7 @@ impl Worker {
             closed: false,
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
+            helper: Helper::default(),
             region: region.clone(),
             seat,
             name,
@@ -406,7 +409,11 @@ impl Worker {
     /// [`WorkerError::Corrupt`].
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Event<'_>>, WorkerError> {
-        Ok(self.take()?.map(|met| self.event(&met)))
+        let met = match self.take()? {
+            None if self.help() => self.take()?,
+            other => other,
+        };
+        Ok(met.map(|met| self.event(&met)))
     }
 
     /// The next event, waiting for it as long as it takes.
@@ -461,6 +468,7 @@ impl Worker {
             match self.take_as::<CHECK>() {
                 Ok(Some(met)) => handle(self.event(&met)),
                 Err(error) if done == 0 => return Err(error),
+                Ok(None) if self.help() => continue,
                 // What comes before an error is delivered; the next call meets the error again.
                 Ok(None) | Err(_) => break,
             }
@@ -672,6 +680,9 @@ impl Worker {
             if let Some(met) = self.take()? {
                 return Ok(Some(met));
             }
+            if self.help() {
+                continue;
+            }
             if self.is_ended() {
                 return Err(WorkerError::Closed);
             }
@@ -679,6 +690,7 @@ impl Worker {
                 return Ok(None);
             }
             if idle.step() {
+                self.helper.hand_back();
                 let Worker { region, fold, vigil, .. } = self;
                 let is_there = || fold.is_behind(region.map());
                 if !wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_there) {
@@ -686,6 +698,11 @@ impl Worker {
                 }
             }
         }
+    }
+
+    /// Makes a turn for the sequencer of this process, if it wants that; whether there may be something now.
+    fn help(&mut self) -> bool {
+        self.helper.help(&self.region)
     }
 
     /// Whether the end was delivered, or there are no more indexes, and nobody is there to go on after it.

@@ -22,6 +22,7 @@ use crate::config::{Config, HugePages};
 use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
+use crate::sequencer::assist::Assistance;
 use crate::sys;
 use file::FileState;
 use header::{HEADER_BYTES, Identity, Uuid, VERSION};
@@ -57,6 +58,7 @@ struct Inner {
     path: PathBuf,
     identity: Identity,
     writable: bool,
+    assistance: Assistance,
 }
 
 impl Region {
@@ -117,7 +119,14 @@ impl Region {
         layout: Layout,
     ) -> Result<Region, CreateError> {
         let map = Map::new(&file, layout, false).map_err(io_error(&path, "map"))?;
-        Ok(Region(Arc::new(Inner { map, file, path, identity, writable: true })))
+        Ok(Region(Arc::new(Inner {
+            map,
+            file,
+            path,
+            identity,
+            writable: true,
+            assistance: Assistance::default(),
+        })))
     }
 
     /// Opens a region, for writing if the file's rights allow it, else for reading.
@@ -163,7 +172,7 @@ impl Region {
             return Err(AttachError::Length { path, found, expected: layout.total });
         }
         let map = Map::new(&file, layout, false).map_err(AttachError::io(&path, "map"))?;
-        Ok(Region(Arc::new(Inner { map, file, path, identity, writable })))
+        Ok(Region(Arc::new(Inner { map, file, path, identity, writable, assistance: Assistance::default() })))
     }
 
     /// Removes the file of a region that nobody is attached to, also one of another boot of the machine; through a
@@ -252,6 +261,12 @@ impl Region {
     #[inline]
     pub(crate) fn map(&self) -> &Map {
         &self.0.map
+    }
+
+    /// Who of this process wants help.
+    #[inline]
+    pub(crate) fn assistance(&self) -> &Assistance {
+        &self.0.assistance
     }
 
     pub(crate) fn file(&self) -> &File {

@@ -3,6 +3,7 @@
 //! A turn: settle who asks to come in or has left, order what is queued, wake who sleeps. What is not the order is
 //! in `housekeeping`, the thread around it in `thread`.
 
+pub(crate) mod assist;
 mod housekeeping;
 mod thread;
 
@@ -143,6 +144,8 @@ pub struct SequencerStats {
     pub runs: u64,
     /// Turns that it made.
     pub turns: u64,
+    /// Of these, those that others made; see [`SequencerConfig::assist`].
+    pub assisted_turns: u64,
     /// Turns that found work.
     pub working_turns: u64,
     /// Processor time of the turns that found work, in nanoseconds, if it was to be measured; else 0.

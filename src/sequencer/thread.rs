@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{STALL, Sequencer, SequencerError, SequencerStats};
+use super::assist::Helped;
+use super::{STALL, Sequencer, SequencerError, SequencerStats, Turn};
 use crate::affinity;
 use crate::fork;
 use crate::region::Region;
@@ -26,6 +27,7 @@ pub struct SequencerConfig {
     measure_cpu: bool,
     close_timeout: Duration,
     stall_after: Duration,
+    assist: bool,
 }
 
 impl Default for SequencerConfig {
@@ -36,6 +38,7 @@ impl Default for SequencerConfig {
             measure_cpu: false,
             close_timeout: Duration::from_secs(5),
             stall_after: STALL,
+            assist: false,
         }
     }
 }
@@ -61,6 +64,14 @@ impl SequencerConfig {
     /// Measures the processor time of turns that find work: two system calls for each of them. Default no.
     pub fn measure_cpu(mut self, yes: bool) -> Self {
         self.measure_cpu = yes;
+        self
+    }
+
+    /// Whether workers of this process that run dry, and producers that wait for room, make turns for it, so that a
+    /// command need not be handed over to another thread first. For few cores: with a core of its own a sequencer is
+    /// faster alone. A handler that takes long delays the order by a millisecond at most. Default no.
+    pub fn assist(mut self, yes: bool) -> Self {
+        self.assist = yes;
         self
     }
 
@@ -104,7 +115,13 @@ impl Sequencer {
                 let failed = pin.is_err();
                 // The spawning thread waits for this and cannot be gone.
                 let _ = pinned.send(pin);
-                if failed { Ok(sequencer.stats) } else { sequencer.run(&config, &asked) }
+                if failed {
+                    Ok(sequencer.stats)
+                } else if config.assist {
+                    run_helped(sequencer, &config, &asked)
+                } else {
+                    sequencer.run(&config, &asked)
+                }
             }
         });
         let thread = thread.map_err(SequencerError::Thread)?;
@@ -125,29 +142,95 @@ impl Sequencer {
     }
 
     fn run(&mut self, config: &SequencerConfig, asked: &AtomicU8) -> Result<SequencerStats, SequencerError> {
-        let mut idle = Idle::new(config.wait);
-        let (mut closing, mut give_up) = (false, None);
+        let (mut idle, mut duty) = (Idle::new(config.wait), Duty::default());
         loop {
             let turn = self.poll(BUDGET)?;
-            match asked.load(Ordering::Acquire) {
-                STOP => return Ok(self.stats),
-                CLOSE if !closing => {
-                    (closing, give_up) = (true, wait::after(config.close_timeout));
-                    self.close();
-                }
-                _ => {}
-            }
-            if turn.closed || wait::is_over(give_up) {
+            if duty.is_over(self, &turn, config, asked) {
                 return Ok(self.stats);
             }
             if turn.commands > 0 {
                 idle.reset();
             } else if idle.step() {
-                // Once closing, only the order counts: what keeps it back is a gate.
-                let seen = if closing { CLOSE } else { RUN };
-                self.sleep(give_up, || asked.load(Ordering::Acquire) != seen);
+                duty.sleep(self, asked);
             }
         }
+    }
+}
+
+/// As [`Sequencer::run`], where others make turns, too.
+fn run_helped(
+    sequencer: Sequencer,
+    config: &SequencerConfig,
+    asked: &AtomicU8,
+) -> Result<SequencerStats, SequencerError> {
+    let region = sequencer.region.clone();
+    let helped = Arc::new(Helped::new(sequencer));
+    region.assistance().set(Some(Arc::clone(&helped)));
+    let ended = serve_helped(&helped, config, asked);
+    region.assistance().set(None);
+    helped.end();
+    ended
+}
+
+fn serve_helped(
+    helped: &Helped,
+    config: &SequencerConfig,
+    asked: &AtomicU8,
+) -> Result<SequencerStats, SequencerError> {
+    let (mut idle, mut duty, mut seen) = (Idle::new(config.wait), Duty::default(), 0);
+    loop {
+        let mut sequencer = helped.lock().ok_or_else(|| helped.failure())?;
+        let turn = sequencer.poll(BUDGET)?;
+        if duty.is_over(&mut sequencer, &turn, config, asked) {
+            return Ok(sequencer.stats);
+        }
+        // Waiting is done without it, but for sleeping, when nobody helps.
+        drop(sequencer);
+        if helped.turns() != seen {
+            helped.stand_by();
+            seen = helped.turns();
+            idle.reset();
+        } else if turn.commands > 0 {
+            idle.reset();
+        } else if idle.step() {
+            let mut sequencer = helped.lock().ok_or_else(|| helped.failure())?;
+            duty.sleep(&mut sequencer, asked);
+        }
+    }
+}
+
+/// What a sequencer's thread was asked, and how far that has come.
+#[derive(Debug, Default)]
+struct Duty {
+    closing: bool,
+    give_up: Option<Instant>,
+}
+
+impl Duty {
+    /// Does what is asked; whether the thread is to end.
+    fn is_over(
+        &mut self,
+        sequencer: &mut Sequencer,
+        turn: &Turn,
+        config: &SequencerConfig,
+        asked: &AtomicU8,
+    ) -> bool {
+        match asked.load(Ordering::Acquire) {
+            STOP => return true,
+            CLOSE if !self.closing => {
+                (self.closing, self.give_up) = (true, wait::after(config.close_timeout));
+                sequencer.close();
+            }
+            _ => {}
+        }
+        // It may have been closed in another's turn.
+        turn.closed || (self.closing && sequencer.stats.closed) || wait::is_over(self.give_up)
+    }
+
+    fn sleep(&self, sequencer: &mut Sequencer, asked: &AtomicU8) {
+        // Once closing, only the order counts: what keeps it back is a gate.
+        let seen = if self.closing { CLOSE } else { RUN };
+        sequencer.sleep(self.give_up, || asked.load(Ordering::Acquire) != seen);
     }
 }
 
@@ -198,6 +281,7 @@ impl SequencerHandle {
         self.asked.store(how, Ordering::Release);
         // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
         // moves does not sleep, who reads it after sees what is asked.
+        self.region.assistance().call();
         let bell = &self.region.map().bells().sequencer;
         bell.ring();
         sys::futex_wake_all(bell.word());
