@@ -380,10 +380,16 @@ fn job(args: &Args, region: &Region, input: PathBuf) -> Job {
 
 fn sequencer_config(args: &Args, plan: &Plan) -> SequencerConfig {
     let config = SequencerConfig::default().wait(args.wait).measure_cpu(true).close_timeout(CLOSE_TIMEOUT);
+    let config = config.assist(is_assisted(args, plan));
     match plan.cpus[0] {
         Some(cpu) => config.core(cpu),
         None => config,
     }
+}
+
+/// Whether the parties make turns for the sequencer: where they are of its process and it has no CPU of its own.
+fn is_assisted(args: &Args, plan: &Plan) -> bool {
+    args.kind == As::Threads && plan.cpus[0].is_none()
 }
 
 fn produced_report(message: Message) -> Option<ProducerReport> {
@@ -515,8 +521,9 @@ fn how(args: &Args, plan: &Plan) -> String {
         As::Processes => "processes",
         As::Threads => "threads",
     };
+    let assisted = if is_assisted(args, plan) { ", workers make turns for the sequencer" } else { "" };
     format!(
-        "{} producers and {} workers as {kind}, wait {}, {}",
+        "{} producers and {} workers as {kind}, wait {}, {}{assisted}",
         args.producers, args.workers, args.wait, plan.pinning
     )
 }
