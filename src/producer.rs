@@ -561,7 +561,7 @@ impl Producer {
         }
         self.writer.commit();
         crash_point!("submit.queued");
-        wait::wake_sequencer(map.bells(), FOR_WORK);
+        wait::wake_sequencer_since_swap(map.bells());
         crash_point!("submit.done");
         Ok(first..first + u64::from(count))
     }

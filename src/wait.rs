@@ -127,10 +127,14 @@ pub(crate) fn sleep(
 #[inline]
 pub(crate) fn wake(bell: &Bell, level: u32) {
     if bell.is_announced(level) {
-        bell.ring();
-        crash_point!("wake.rung");
-        sys::futex_wake_all(bell.word());
+        ring(bell);
     }
+}
+
+fn ring(bell: &Bell) {
+    bell.ring();
+    crash_point!("wake.rung");
+    sys::futex_wake_all(bell.word());
 }
 
 /// A ticket, a request or a want is there: wakes the sequencer if it sleeps.
@@ -138,6 +142,14 @@ pub(crate) fn wake(bell: &Bell, level: u32) {
 pub(crate) fn wake_sequencer(bells: &Bells, level: u32) {
     made_true();
     wake(&bells.sequencer, level);
+}
+
+/// A ticket has just gone in: wakes the sequencer if it sleeps.
+#[inline]
+pub(crate) fn wake_sequencer_since_swap(bells: &Bells) {
+    if bells.sequencer.is_announced_since_swap() {
+        ring(&bells.sequencer);
+    }
 }
 
 /// The order has moved: wakes workers and producers that sleep.

@@ -62,7 +62,7 @@ fn wake(bell: &Bell, futex: &Futex, level: u32) {
     }
 }
 
-/// Guards W1 (fence / fence): the sequencer sleeps, a producer submits.
+/// Guards W3 (swap and load / fence): the sequencer sleeps, a producer submits.
 ///
 /// Allowed: it sleeps and is woken, or finds the ticket before it sleeps. Forbidden: it sleeps with a ticket in.
 #[test]
@@ -75,7 +75,11 @@ fn a_ticket_wakes_the_sequencer() {
             let host = Arc::clone(&host);
             thread::spawn(move || {
                 Producer::attach(&host.memory, 1).try_submit(0, 8, 1).unwrap();
-                wake(&host.memory.bells.sequencer, &host.sequencer, FOR_WORK);
+                let bell = &host.memory.bells.sequencer;
+                if bell.is_announced_since_swap() {
+                    bell.ring();
+                    host.sequencer.wake_all();
+                }
             })
         };
         let s = host.memory.shared();

@@ -135,6 +135,11 @@
 //!    finds the announcement or something later in the order of stores to that word; if the waker's is first, the
 //!    sleeper's second look finds the event. This holds for relaxed accesses around the fences, and for nothing
 //!    weaker than the fences.
+//!    A submit has no such fence (W3): its swap and its load of the announcement are sequentially consistent themselves.
+//!    If the sleeper's second look does not find the ticket, its fence comes before the swap in the order of all that is
+//!    sequentially consistent; the swap comes before the load; and a load that found nothing of an announcement that was
+//!    stored before the fence would come before the fence: a circle. The models have a fence there, for loom has no such
+//!    order of accesses; a processor pays nothing for it beside the swap.
 //! 2. *Something later* is another announcement, or a withdrawal that overwrote this one. A withdrawal is followed
 //!    by a move of the word and a wake by the same waker. If the sleeper read the word before that move, it does
 //!    not sleep, or is woken. If it read it moved, then its announcement comes after the withdrawal (W2: the move

@@ -56,6 +56,7 @@
 //! | L1 | `released`, by the sequencer | [`lane::LaneWriter::reserve`] | that every worker has read what lies before | `lane/reuse`, `gate/one` |
 //! | L2 | fence after a claim | fence in [`lane::Lane::still_there`] | that the room was claimed again | `order/observed cell`, `order/observed bytes` |
 //! | W1 | fence in [`wake::made_true`] | fence in [`wake::Bell::announce`] | the event or the announcement, to at least one side | all of `wake` |
+//! | W3 | swap in [`tickets::Enqueuer::enqueue`] and load in [`wake::Bell::is_announced_since_swap`] | fence in [`wake::Bell::announce`] | the ticket or the announcement, to at least one side | `wake/sequencer` (with a fence for the two) |
 //! | W2 | word in [`wake::Bell::ring`] | [`wake::Bell::announce`] | that the old announcement was withdrawn | `wake/again` |
 //! | J1 | [`control::Party::ask`] | [`control::Party::request`] | who asks | `join/ask` |
 //! | J2 | [`control::Answer::give`] | [`control::Answer::get`] | what was granted | `join/answer` |

@@ -253,7 +253,8 @@ impl Enqueuer {
 fn swap(word: &AtomicU64, seen: u64, mine: u64) -> bool {
     // ORDERING [T1]: Release; pairs with the Acquire in `peek`. The cells and payloads are written before. Neither
     // acquire nor an ordering for the failure is needed: nothing is read here.
-    word.compare_exchange(seen, mine, Ordering::Release, Ordering::Relaxed).is_ok()
+    // ORDERING [W3]: SeqCst, which is more; pairs with the fence in `announce`, see `is_announced_since_swap`.
+    word.compare_exchange(seen, mine, Ordering::SeqCst, Ordering::Relaxed).is_ok()
 }
 
 /// Jumps to the shared hint if that is further on, by less than a queue.

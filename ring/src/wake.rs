@@ -71,6 +71,17 @@ impl Bell {
         self.announced.load(Ordering::Relaxed) >= level
     }
 
+    /// Whether somebody waits for a ticket that the caller has just [put in](crate::tickets::Enqueuer::enqueue): step 2 of
+    /// a waker whose event is a sequentially consistent swap, which needs no fence beside it.
+    #[inline]
+    pub fn is_announced_since_swap(&self) -> bool {
+        // ORDERING [W3]: SeqCst; pairs, with the SeqCst swap before it, with the fence in `announce`. Of the announcement
+        // and the ticket, at least one is seen by the other side. Loom knows no order of such accesses, only of fences.
+        #[cfg(loom)]
+        fence(Ordering::SeqCst);
+        self.announced.load(Ordering::SeqCst) >= FOR_WORK
+    }
+
     /// Step 3 of a waker: withdraws the announcement and moves the word. The caller then wakes all who wait.
     #[inline]
     pub fn ring(&self) {
