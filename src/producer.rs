@@ -836,7 +836,9 @@ fn put(
         return put_outside(map, writer, lane, released, kind, payload);
     }
     let shape = Shape { len: payload.len() as u32, kind, digest: payload_digest(payload) };
-    writer.put_inline(lane, released, shape, &payload::words_of(payload))
+    writer.put_inline(lane, released, shape, &payload::words_of(payload))?;
+    crash_point!("submit.payload");
+    Ok(())
 }
 
 /// As [`put`], into the bytes of the lane.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{Event, JoinOptions, Worker, WorkerPolicy};
+use seriatim::{Event, JoinOptions, Worker, WorkerError, WorkerPolicy};
 
 use crate::Outcome;
 use crate::args::patience;
@@ -137,10 +137,13 @@ impl Printer {
         while reason.is_none() {
             // Never more than is left: what is polled counts as received.
             let limit = BATCH.min(usize::try_from(self.left).unwrap_or(BATCH));
-            if worker.poll_batch(limit, |event| self.take(event))? == 0
-                && let Some(event) = worker.recv_deadline(Instant::now() + TICK)?
-            {
-                self.take(event);
+            if worker.poll_batch(limit, |event| self.take(event))? == 0 {
+                match worker.recv_deadline(Instant::now() + TICK) {
+                    Ok(event) => event.into_iter().for_each(|event| self.take(event)),
+                    // Without the event that says so: there are no more indexes.
+                    Err(WorkerError::Closed) => self.end = self.end.take().or(Some(Ok("closed"))),
+                    Err(error) => return Err(error.into()),
+                }
             }
             reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
             if !matches!(reason, Some(Err(_))) {
