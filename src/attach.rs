@@ -112,8 +112,7 @@ impl Kind for OnWorkerPage {
     }
 }
 
-/// How long the lock of one who does not let go of it is waited for: it may have been killed, and the kernel not have
-/// ended it yet.
+/// How long the lock of one who seems to be dying is waited for.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// Takes a place under a name.
@@ -134,8 +133,9 @@ pub(crate) fn take_seat<K: Kind>(
                 // Somebody sits there, or was faster; if it has this name, the search ends here.
                 let patience = match holder::<K>(region, index, name) {
                     Holder::Other => None,
+                    Holder::Living => return Err(name_taken::<K>(region, name)),
                     Holder::Leaving => Some(deadline),
-                    Holder::Staying => Some(linger),
+                    Holder::Dying => Some(linger),
                 };
                 if patience.is_some_and(wait::is_over) {
                     return Err(name_taken::<K>(region, name));
@@ -202,8 +202,10 @@ enum Holder {
     Other,
     /// One of this name that has let go: only a child that its process was starting then has the lock, until it runs.
     Leaving,
-    /// One of this name that has not: it lives, or is dying, or dead with such a child.
-    Staying,
+    /// One of this name.
+    Living,
+    /// One of this name that is dying, or dead with such a child; or in another pid namespace.
+    Dying,
 }
 
 fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
@@ -211,7 +213,13 @@ fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
     if K::owner(region, index) != Some(name) || party.name.load() != name.words() {
         return Holder::Other;
     }
-    if party.has_left(party.request()) { Holder::Leaving } else { Holder::Staying }
+    let pid = party.pid.load(Ordering::Relaxed) as u32;
+    let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
+    match party.request() {
+        generation if party.has_left(generation) => Holder::Leaving,
+        _ if process.lives() => Holder::Living,
+        _ => Holder::Dying,
+    }
 }
 
 fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {

@@ -79,6 +79,11 @@ impl Process {
         self.check().is_ok()
     }
 
+    /// Whether it is there, and is not about to end.
+    pub(crate) fn lives(self) -> bool {
+        self.is_there() && sys::is_ending(self.pid) == Some(false)
+    }
+
     fn check(self) -> Result<(), NotKilled> {
         let Process { pid, started: expected } = self;
         match sys::start_time_of(pid) {

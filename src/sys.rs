@@ -237,6 +237,25 @@ pub(crate) fn start_time_of(pid: u32) -> Option<u64> {
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
+/// Whether a process is about to end: it has been killed, or is being taken apart; `None` if there is none.
+pub(crate) fn is_ending(pid: u32) -> Option<bool> {
+    /// The kernel's `PF_EXITING`.
+    const EXITING: u64 = 4;
+    const KILLED: u64 = 1 << (libc::SIGKILL - 1);
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let pending =
+        status.lines().filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
+    let is_killed = |mask: &str| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & KILLED != 0);
+    if pending.into_iter().any(is_killed) {
+        return Some(true);
+    }
+    // After the signals: it is dying from the one look to the other, or not at all yet.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = stat.rsplit_once(')')?;
+    let flags: u64 = after_name.split_whitespace().nth(6)?.parse().ok()?;
+    Some(flags & EXITING != 0)
+}
+
 /// A descriptor that stays that of the process that has this pid now.
 pub(crate) fn open_process(pid: u32) -> io::Result<File> {
     // Close-on-exec without being asked.

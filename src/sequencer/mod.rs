@@ -40,7 +40,8 @@ use crate::wait;
 
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
 const STALL: Duration = Duration::from_secs(1);
-/// How long a lock that is held is tried, before the one that is named has it.
+/// How long a lock that is held is tried, before the one that is named has it. In another pid namespace nobody is found
+/// alive.
 const LINGER: Duration = Duration::from_millis(200);
 
 /// The order could not be taken up, or not gone on with.
@@ -221,15 +222,16 @@ impl Sequencer {
     }
 
     /// The lock, or who has it. That one locks first and says then who it is, whoever removes a region has the lock
-    /// without a word, and one that was killed keeps it until the kernel has ended it: so it is tried for a moment.
+    /// without a word, and one that was killed keeps it until the kernel has ended it: so while the one that is named does not live, it is tried for a moment.
     fn lock_or_holder(region: &Region) -> Result<Result<Lock, Process>, SequencerError> {
         let deadline = wait::after(LINGER);
         loop {
             if let Some(lock) = Self::lock(region)? {
                 return Ok(Ok(lock));
             }
-            if wait::is_over(deadline) {
-                return Ok(Err(region.sequencer_process()));
+            let holder = region.sequencer_process();
+            if holder.lives() || wait::is_over(deadline) {
+                return Ok(Err(holder));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
