@@ -4,13 +4,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use seriatim_ring::sync::Ordering;
 
 use crate::region::map::WordMap;
 use crate::sys;
 
-/// A table of 64-bit words that processes share, for example of submit times: in memory without a name, so
+/// A table of 64-bit words that processes share, for example of submit times or counts: in memory without a name, so
 /// nothing of it is left when the last process ends.
 ///
 /// ```
@@ -20,6 +21,7 @@ use crate::sys;
 /// let other = Stamps::open(&stamps.path())?;
 /// stamps.set(2, 7);
 /// assert_eq!((other.len(), other.get(2), other.get(0)), (3, 7, 0));
+/// assert_eq!((stamps.add(1, 5), other.add(1, 5), stamps.seen(1)), (0, 5, 10));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
@@ -85,6 +87,52 @@ impl Stamps {
     #[must_use]
     pub fn get(&self, at: usize) -> u64 {
         self.map.words()[at].load(Ordering::Relaxed)
+    }
+
+    /// Adds to a word, and returns what it was before. Whoever sees the sum by [`seen`](Self::seen) or by a later `add`
+    /// also sees what was stored before it.
+    ///
+    /// # Panics
+    /// `at` is not less than [`len`](Self::len).
+    pub fn add(&self, at: usize, more: u64) -> u64 {
+        // ORDERING: Release and Acquire, each with that of the other `add`s and `seen`: what the caller stored before.
+        self.map.words()[at].fetch_add(more, Ordering::AcqRel)
+    }
+
+    /// Stores a word, for [`seen`](Self::seen): whoever sees it also sees what was stored before it.
+    ///
+    /// # Panics
+    /// `at` is not less than [`len`](Self::len).
+    pub fn tell(&self, at: usize, value: u64) {
+        // ORDERING: Release; pairs with the Acquire in `seen` and `add`. What the caller stored before.
+        self.map.words()[at].store(value, Ordering::Release);
+    }
+
+    /// Reads a word that was stored by [`tell`](Self::tell) or [`add`](Self::add).
+    ///
+    /// # Panics
+    /// `at` is not less than [`len`](Self::len).
+    #[must_use]
+    pub fn seen(&self, at: usize) -> u64 {
+        // ORDERING: Acquire; pairs with the Release in `tell` and `add`.
+        self.map.words()[at].load(Ordering::Acquire)
+    }
+
+    /// Sleeps while a word is `seen`, `timeout` at most, until somebody [wakes](Self::wake) it. Only the low 32 bits are
+    /// compared; it may return early.
+    ///
+    /// # Panics
+    /// `at` is not less than [`len`](Self::len).
+    pub fn sleep(&self, at: usize, seen: u64, timeout: Duration) {
+        sys::futex_wait(self.map.low_half(at), seen as u32, timeout);
+    }
+
+    /// Wakes all who sleep on a word, in any process.
+    ///
+    /// # Panics
+    /// `at` is not less than [`len`](Self::len).
+    pub fn wake(&self, at: usize) {
+        sys::futex_wake_all(self.map.low_half(at));
     }
 
     /// The monotonic clock in nanoseconds, the same for all processes.

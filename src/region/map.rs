@@ -24,7 +24,7 @@ use seriatim_ring::lane::{Cell, Lane};
 use seriatim_ring::order::{Order, Slot};
 use seriatim_ring::pad::Padded;
 use seriatim_ring::sequencer::Shared;
-use seriatim_ring::sync::AtomicU64;
+use seriatim_ring::sync::{AtomicU32, AtomicU64};
 use seriatim_ring::tickets::Tickets;
 
 use super::guard::Guard;
@@ -314,5 +314,14 @@ impl WordMap {
         // SAFETY: the mapping is page-aligned and as long as it says, any bytes are valid words, all access is
         // atomic, and the slice borrows from what keeps the mapping.
         unsafe { std::slice::from_raw_parts(self.raw.as_ptr().cast(), self.raw.len() / 8) }
+    }
+
+    /// The less significant half of a word, for the kernel's 32-bit waits.
+    pub(crate) fn low_half(&self, at: usize) -> &AtomicU32 {
+        const { assert!(cfg!(target_endian = "little")) };
+        let word = self.words()[at].as_ptr().cast();
+        // SAFETY: the word lies in the mapping, which outlives the borrow, its first half is aligned, and all access to
+        // it is atomic; this one is handed to the kernel alone, which compares it.
+        unsafe { AtomicU32::from_ptr(word) }
     }
 }
