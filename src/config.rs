@@ -1,5 +1,8 @@
 //! [`Config`]: what a region is made of, and which values it can have.
 
+use std::fmt;
+use std::str::FromStr;
+
 use seriatim_ring::lane::max_payload;
 use seriatim_ring::{Seq, tickets};
 
@@ -33,6 +36,67 @@ pub enum HugePages {
     Require,
 }
 
+/// What the digests of a region cover.
+///
+/// ```
+/// use seriatim::DigestOf;
+///
+/// assert_eq!("header".parse(), Ok(DigestOf::Header));
+/// assert_eq!(DigestOf::default().to_string(), "payload");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DigestOf {
+    /// Producer, per-producer index, kind, length and the bytes of each command, of which each producer takes a digest
+    /// when it submits. Payloads can be checked against it.
+    #[default]
+    Payload,
+    /// The same without the bytes: which commands came in which order, not what was in them. No submit hashes
+    /// anything.
+    Header,
+    /// Nothing: nobody hashes or folds. Every [`Digest`](crate::Digest) of the region is the same number.
+    Off,
+}
+
+impl DigestOf {
+    const ALL: [DigestOf; 3] = [DigestOf::Payload, DigestOf::Header, DigestOf::Off];
+
+    /// What a region's header has for it.
+    pub(crate) fn code(self) -> u64 {
+        self as u64
+    }
+
+    pub(crate) fn of_code(code: u64) -> Option<DigestOf> {
+        Self::ALL.into_iter().find(|what| what.code() == code)
+    }
+}
+
+impl fmt::Display for DigestOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            DigestOf::Payload => "payload",
+            DigestOf::Header => "header",
+            DigestOf::Off => "off",
+        })
+    }
+}
+
+/// A word that names nothing to digest.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("digest is {found:?}, expected payload, header or off")]
+pub struct UnknownDigest {
+    found: String,
+}
+
+impl FromStr for DigestOf {
+    type Err = UnknownDigest;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDigest> {
+        let named = Self::ALL.into_iter().find(|what| what.to_string() == text);
+        named.ok_or_else(|| UnknownDigest { found: text.into() })
+    }
+}
+
 /// How to make a region. Each setter takes a value; what is out of range is refused when the region is made.
 ///
 /// The defaults make a region of 35 MiB: 8 producers with 4,096 commands and 4 MiB outstanding each, 16 workers.
@@ -55,6 +119,7 @@ pub struct Config {
     pub(crate) pretouch: bool,
     pub(crate) huge_pages: HugePages,
     pub(crate) without_workers: WithoutWorkers,
+    pub(crate) digest: DigestOf,
     pub(crate) first_index: u64,
 }
 
@@ -117,6 +182,7 @@ impl Default for Config {
             pretouch: true,
             huge_pages: HugePages::No,
             without_workers: WithoutWorkers::Hold,
+            digest: DigestOf::Payload,
             first_index: 0,
         }
     }
@@ -188,6 +254,12 @@ impl Config {
     /// What happens to commands while nobody works; default [`WithoutWorkers::Hold`].
     pub fn without_workers(mut self, what: WithoutWorkers) -> Self {
         self.without_workers = what;
+        self
+    }
+
+    /// What digests cover; default [`DigestOf::Payload`]. Less is faster, and proves less.
+    pub fn digest(mut self, what: DigestOf) -> Self {
+        self.digest = what;
         self
     }
 

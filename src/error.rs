@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, DigestOf};
 use crate::name::{Name, NameError};
 
 /// A region could not be made. Nothing is left behind.
@@ -241,6 +241,14 @@ pub enum AttachError {
         name: Name,
         /// The process that has it, as it says itself.
         pid: u32,
+    },
+    /// Payloads were to be checked that nobody takes a digest of.
+    #[error("{path:?} has no digests of payloads to check: its digest is {digest_of}, expected payload")]
+    NoPayloadDigests {
+        /// The path.
+        path: PathBuf,
+        /// What its digests cover.
+        digest_of: DigestOf,
     },
     /// All places are taken.
     #[error("all {limit} {what}s of {path:?} are attached: {}", list(holders))]

@@ -7,6 +7,7 @@ use seriatim_ring::lane::{BadCell, Entry, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
 use seriatim_ring::sync::Ordering;
 
+use crate::config::DigestOf;
 use crate::payload::{self, payload_digest};
 use crate::region::map::Map;
 use crate::worker::Command;
@@ -42,6 +43,8 @@ pub(crate) struct Met {
 pub(crate) struct Fold {
     follower: Follower,
     digest: u64,
+    /// Whether commands are folded in; without, the digest stays what it is.
+    folds: bool,
     /// Who owns each lane, as of this place in the order.
     owners: Vec<Owner>,
 }
@@ -50,8 +53,8 @@ impl Fold {
     /// Starts where a follower stands. The owners of lanes are what control says now: a lane changes hands only
     /// when all gates have passed its former owner's cells, so what control is ahead of the order concerns no
     /// command that is still to come.
-    pub(crate) fn new(map: &Map, follower: Follower, digest: u64) -> Self {
-        Fold { follower, digest, owners: owners(map) }
+    pub(crate) fn new(map: &Map, what: DigestOf, follower: Follower, digest: u64) -> Self {
+        Fold { follower, digest, folds: what != DigestOf::Off, owners: owners(map) }
     }
 
     #[inline]
@@ -96,7 +99,9 @@ impl Fold {
             self.apply(map, &entry);
         }
         let before = self.digest;
-        self.digest = fold(before, owner.folded(&entry));
+        if self.folds {
+            self.digest = fold(before, owner.folded(&entry));
+        }
         self.follower.advance();
         Ok(Some(Met { seq, lane, entry, owner, before }))
     }
@@ -104,7 +109,17 @@ impl Fold {
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole cells
     /// go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
     #[inline]
-    pub(crate) fn walk(&mut self, map: &Map, most: u64, mut each: impl FnMut(Command<'_>)) -> u64 {
+    pub(crate) fn walk(&mut self, map: &Map, most: u64, each: impl FnMut(Command<'_>)) -> u64 {
+        // Asked once a walk, not for every command.
+        if self.folds {
+            self.walk_as::<true>(map, most, each)
+        } else {
+            self.walk_as::<false>(map, most, each)
+        }
+    }
+
+    #[inline]
+    fn walk_as<const FOLD: bool>(&mut self, map: &Map, most: u64, mut each: impl FnMut(Command<'_>)) -> u64 {
         let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return 0 };
         let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
         if lane == OWN_LANE {
@@ -124,7 +139,9 @@ impl Fold {
                 payload: payload::read(lane.payload(&entry), entry.len as usize),
                 digest: Digest(self.digest),
             };
-            self.digest = fold(self.digest, folded);
+            if FOLD {
+                self.digest = fold(self.digest, folded);
+            }
             self.follower.advance();
             each(command);
         }

@@ -113,7 +113,7 @@
 //! Each worker folds every command into one number: producer, per-producer index, kind, length and a digest of the
 //! payload that its producer took. [`Command::digest`] is that of all before it. Equal digests at an equal index mean
 //! the same history; newcomers start from the order's own digest, so theirs are equal, too. It guards against
-//! mistakes and damage, not against an adversary.
+//! mistakes and damage, not against an adversary. A region can do with less: [`DigestOf`].
 //!
 //! # Whom to trust
 //!
@@ -154,7 +154,7 @@ mod worker;
 
 use std::fmt;
 
-pub use config::{Config, ConfigError, HugePages, WithoutWorkers};
+pub use config::{Config, ConfigError, DigestOf, HugePages, UnknownDigest, WithoutWorkers};
 pub use error::{AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, RemoveError};
 pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use fold::Corrupt;

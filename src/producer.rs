@@ -15,6 +15,7 @@ use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::attach::{OnLane, Seat, take_seat};
+use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fork::{self, Alarm};
@@ -258,6 +259,7 @@ pub struct Producer {
     helper: Helper,
     /// The command that the lane's page says there is no room for.
     full_at: Option<u64>,
+    digests: Digests,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -308,6 +310,7 @@ impl Producer {
             vigil: Vigil::default(),
             helper: Helper::default(),
             full_at: None,
+            digests: Digests(region.digest_of() == DigestOf::Payload),
             region: region.clone(),
             seat,
             name,
@@ -482,7 +485,7 @@ impl Producer {
         }
         let map = self.region.map();
         let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
-        match put(map, &mut self.writer, &lane, released, kind, payload) {
+        match put(map, &mut self.writer, &lane, released, self.digests, kind, payload) {
             Ok(()) => self.queue().map(|range| range.start),
             Err(why) => Err(self.no_room(why)),
         }
@@ -496,7 +499,7 @@ impl Producer {
         if payload.len() as u64 > lane.max_payload() {
             return Err(self.too_large(payload.len()));
         }
-        match put_outside(map, &mut self.writer, &lane, released, kind, payload) {
+        match put_outside(map, &mut self.writer, &lane, released, self.digests, kind, payload) {
             Ok(()) => self.queue().map(|range| range.start),
             Err(why) => Err(self.no_room(why)),
         }
@@ -508,9 +511,10 @@ impl Producer {
         self.may_begin()?;
         let map = self.region.map();
         let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
+        let (writer, digests) = (&mut self.writer, self.digests);
         let put = commands
             .iter()
-            .try_for_each(|(kind, payload)| put(map, &mut self.writer, &lane, released, *kind, payload));
+            .try_for_each(|(kind, payload)| put(map, writer, &lane, released, digests, *kind, payload));
         match put {
             Ok(()) => self.queue(),
             Err(why) => Err(self.no_room(why)),
@@ -822,6 +826,18 @@ impl Drop for Producer {
     }
 }
 
+/// Whether the region has digests of payloads.
+#[derive(Clone, Copy, Debug)]
+struct Digests(bool);
+
+impl Digests {
+    /// What a cell says of its payload: its digest, or 0 in a region without.
+    #[inline(always)]
+    fn of(self, payload: &[u8]) -> u64 {
+        if self.0 { payload_digest(payload) } else { 0 }
+    }
+}
+
 /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
 #[inline(always)]
 fn put(
@@ -829,13 +845,14 @@ fn put(
     writer: &mut LaneWriter,
     lane: &Lane<'_>,
     released: &AtomicU64,
+    digests: Digests,
     kind: u16,
     payload: &[u8],
 ) -> Result<(), NoRoom> {
     if payload.len() > INLINE {
-        return put_outside(map, writer, lane, released, kind, payload);
+        return put_outside(map, writer, lane, released, digests, kind, payload);
     }
-    let shape = Shape { len: payload.len() as u32, kind, digest: payload_digest(payload) };
+    let shape = Shape { len: payload.len() as u32, kind, digest: digests.of(payload) };
     writer.put_inline(lane, released, shape, &payload::words_of(payload))?;
     crash_point!("submit.payload");
     Ok(())
@@ -848,13 +865,14 @@ fn put_outside(
     writer: &mut LaneWriter,
     lane: &Lane<'_>,
     released: &AtomicU64,
+    digests: Digests,
     kind: u16,
     payload: &[u8],
 ) -> Result<(), NoRoom> {
     let room = reserve(map, writer, lane, released, payload.len())?;
     payload::write(lane.room(&room), payload);
     crash_point!("submit.payload");
-    writer.fill(lane, &room, kind, payload_digest(payload));
+    writer.fill(lane, &room, kind, digests.of(payload));
     Ok(())
 }
 
@@ -920,7 +938,7 @@ impl Claim<'_> {
     /// # Errors
     /// [`SubmitError::Closed`]; nothing is submitted then.
     pub fn commit(self) -> Result<u64, SubmitError> {
-        let digest = payload_digest(&self);
+        let digest = self.producer.digests.of(&self);
         let mut this = self;
         let Claim { producer, room, kind } = &mut this;
         // It may have been made before a fork.

@@ -3,7 +3,7 @@
 //! ```text
 //! order      commit words in their slots, each run begins where the one before ends, published lies on one
 //! lanes      released <= ordered, no more outstanding than there are cells, runs of a lane follow each other
-//! cells      what is held can be read, and payloads have the digests that their producers took
+//! cells      what is held can be read, and payloads have the digests that their producers took, if they did
 //! tickets    name lanes that exist, and no more than these have outstanding
 //! digests    recomputed from the anchor; each worker's is that of its index
 //! ```
@@ -21,6 +21,7 @@ use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::Ticket;
 
 use crate::Digest;
+use crate::config::DigestOf;
 use crate::fold::{Fold, own_digest};
 use crate::name::Name;
 use crate::payload::{bytes_of, payload_digest};
@@ -134,6 +135,7 @@ struct Cursor {
 
 struct Walk<'a> {
     map: &'a Map,
+    digest_of: DigestOf,
     anchor: Seq,
     anchor_digest: u64,
     anchor_run: u64,
@@ -150,7 +152,15 @@ impl<'a> Walk<'a> {
         let (at, [digest, run]) = whole.unwrap_or((anchor.position(), [0, 0]));
         // Cursors before runs: what a worker has passed is in the order when its cursor is read.
         let cursors = cursors(map);
-        Walk { map, anchor: at, anchor_digest: digest, anchor_run: run, cursors, runs: Vec::new() }
+        Walk {
+            map,
+            digest_of: region.digest_of(),
+            anchor: at,
+            anchor_digest: digest,
+            anchor_run: run,
+            cursors,
+            runs: Vec::new(),
+        }
     }
 
     fn walk(mut self) -> Verification {
@@ -293,7 +303,7 @@ impl<'a> Walk<'a> {
                 if seq < self.anchor || (cell.wrapping_sub(released) as i64) < 0 {
                     continue;
                 }
-                let wrong = wrong_with_cell(self.map, run.lane, cell);
+                let wrong = self.wrong_with_cell(run.lane, cell);
                 check.expect(wrong.is_none(), || {
                     let (lane, wrong) = (run.lane, wrong.unwrap_or_default());
                     format!("index {seq} (cell {cell} of lane {lane}): {wrong}")
@@ -301,6 +311,26 @@ impl<'a> Walk<'a> {
             }
         }
         check
+    }
+
+    /// What is wrong with a cell that is held, or with its payload.
+    fn wrong_with_cell(&self, lane: u16, cell: u64) -> Option<String> {
+        let map = self.map;
+        let entry = match map.lane(lane).read(cell) {
+            Ok(entry) => entry,
+            Err(bad) => {
+                return Some(format!("{} is {}, expected {} at most", bad.field, bad.found, bad.limit));
+            }
+        };
+        let found = match (lane, self.digest_of) {
+            (OWN_LANE, _) => own_digest(map, &entry),
+            (_, DigestOf::Payload) => copied_digest(map, lane, &entry),
+            // Nobody took one.
+            _ => 0,
+        };
+        let expected = entry.digest;
+        (found != expected)
+            .then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
     }
 
     fn check_tickets(&self) -> Check {
@@ -349,7 +379,8 @@ impl<'a> Walk<'a> {
 
     fn check_digests(&self) -> (Check, Option<Digest>) {
         let mut check = Check::new("digests");
-        let mut fold = Fold::new(self.map, Follower::new(self.anchor, self.anchor_run), self.anchor_digest);
+        let start = Follower::new(self.anchor, self.anchor_run);
+        let mut fold = Fold::new(self.map, self.digest_of, start, self.anchor_digest);
         // Bounded by the runs that were found, whatever they say by now.
         let mut wrong = None;
         let mut cursors: Vec<&Cursor> = self.cursors.iter().collect();
@@ -410,18 +441,6 @@ fn cursors(map: &Map) -> Vec<Cursor> {
         }
     }
     cursors
-}
-
-/// What is wrong with a cell that is held, or with its payload.
-fn wrong_with_cell(map: &Map, lane: u16, cell: u64) -> Option<String> {
-    let ring = map.lane(lane);
-    let entry = match ring.read(cell) {
-        Ok(entry) => entry,
-        Err(bad) => return Some(format!("{} is {}, expected {} at most", bad.field, bad.found, bad.limit)),
-    };
-    let found = if lane == OWN_LANE { own_digest(map, &entry) } else { copied_digest(map, lane, &entry) };
-    let expected = entry.digest;
-    (found != expected).then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
 }
 
 /// The digest of a payload that no gate of ours keeps: of a copy, by words.

@@ -13,6 +13,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
+use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
@@ -96,7 +97,8 @@ impl JoinOptions {
     }
 
     /// Whether every payload is checked against the digest that its producer took, before it is delivered; default
-    /// no, for it means to read it all. One that has another digest is [`WorkerError::Corrupt`], naming its index.
+    /// no, for it means to read it all. One that has another digest is [`WorkerError::Corrupt`], naming its index. In a
+    /// region without such digests ([`DigestOf`]) who asks for this does not get in.
     pub fn check_payloads(mut self, yes: bool) -> Self {
         self.check_payloads = yes;
         self
@@ -346,6 +348,10 @@ impl Worker {
     /// As [`join`](Self::join).
     pub fn join_with(region: &Region, name: &str, options: &JoinOptions) -> Result<Worker, AttachError> {
         let name = Name::new(name)?;
+        let digest_of = region.digest_of();
+        if options.check_payloads && digest_of != DigestOf::Payload {
+            return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
+        }
         region.make_writable("a worker", &[Part::Bells])?;
         let seat = take_seat::<OnWorkerPage>(region, name, options.timeout)?;
         let map = region.map();
@@ -358,7 +364,7 @@ impl Worker {
         Ok(Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
-            fold: Fold::new(map, follower, digest),
+            fold: Fold::new(map, region.digest_of(), follower, digest),
             first,
             wait: options.wait,
             release_every: if options.by_hand { u64::MAX } else { options.release_every.into() },
@@ -391,7 +397,8 @@ impl Worker {
         self.fold.next()
     }
 
-    /// The digest of all commands before [`next`](Self::next): equal for all who are at that index.
+    /// The digest of all commands before [`next`](Self::next): equal for all who are at that index, and what it
+    /// covers is the region's [`DigestOf`].
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(self.fold.digest())

@@ -13,24 +13,25 @@
 //!     88   16     region uuid
 //!    104   16     boot id of the machine that made it
 //!    120   8      time of creation, seconds since 1970
-//!    128   8      digest (xxh3-64) of all before it
+//!    128   8      what digests cover: 0 payload, 1 header, 2 nothing
+//!    136   8      digest (xxh3-64) of all before it
 //! ```
 //!
 //! All numbers are little-endian. The header is written before the file has a name and never again.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::config::WithoutWorkers;
+use crate::config::{DigestOf, WithoutWorkers};
 use crate::error::HeaderError;
 use crate::region::layout::{Geometry, Layout, PAGE};
 
 /// The first eight bytes of every region.
 pub const MAGIC: [u8; 8] = *b"SERIATIM";
 /// The format that this build reads and writes.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const ORDER_MARK: u32 = 0x0102_0304;
 /// Bytes of the header that carry something.
-pub(crate) const HEADER_BYTES: usize = 136;
+pub(crate) const HEADER_BYTES: usize = 144;
 
 /// What a region's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +48,8 @@ pub struct Identity {
     pub geometry: Geometry,
     /// What happens to commands while nobody works.
     pub without_workers: WithoutWorkers,
+    /// What its digests cover.
+    pub digest_of: DigestOf,
     /// The first index of its order.
     pub first_index: u64,
     /// Size of the file in bytes.
@@ -81,6 +84,7 @@ impl Identity {
         bytes.extend(self.uuid.0.to_le_bytes());
         bytes.extend(self.boot_id.0.to_le_bytes());
         bytes.extend(self.created.to_le_bytes());
+        bytes.extend(self.digest_of.code().to_le_bytes());
         bytes.extend(xxh3_64(&bytes).to_le_bytes());
         std::array::from_fn(|i| bytes[i])
     }
@@ -102,7 +106,7 @@ impl Identity {
             return Err(HeaderError::Version { found: version, supported: VERSION });
         }
         same("header size", u64_at(16), PAGE)?;
-        same("header digest", u64_at(128), xxh3_64(&bytes[..128]))?;
+        same("header digest", u64_at(136), xxh3_64(&bytes[..136]))?;
         let geometry = Geometry {
             order_slots: u64_at(24),
             lane_cells: u64_at(32),
@@ -112,6 +116,11 @@ impl Identity {
         };
         let layout = geometry.layout()?;
         same("file size", u64_at(80), layout.total)?;
+        let digest_of = DigestOf::of_code(u64_at(128)).ok_or(HeaderError::Field {
+            field: "what digests cover",
+            found: u64_at(128),
+            expected: DigestOf::Payload.code(),
+        })?;
         let identity = Identity {
             version,
             uuid: Uuid(u128_at(88)),
@@ -119,6 +128,7 @@ impl Identity {
             created: u64_at(120),
             geometry,
             without_workers: if u64_at(64) == 1 { WithoutWorkers::Discard } else { WithoutWorkers::Hold },
+            digest_of,
             first_index: u64_at(72),
             file_bytes: u64_at(80),
         };
@@ -153,6 +163,7 @@ mod tests {
             created: 11,
             geometry: layout.geometry,
             without_workers: WithoutWorkers::Discard,
+            digest_of: DigestOf::Header,
             first_index: 12,
             file_bytes: layout.total,
         }
@@ -180,5 +191,15 @@ mod tests {
             let error = Identity::decode(&bytes).unwrap_err();
             assert!(matches!(error, HeaderError::Version { found, .. } if found == version), "{error}");
         }
+    }
+
+    #[test]
+    fn an_unknown_digest_is_named() {
+        let mut bytes = identity().encode();
+        bytes[128] = 3;
+        let digest = xxh3_64(&bytes[..136]).to_le_bytes();
+        bytes[136..].copy_from_slice(&digest);
+        let error = Identity::decode(&bytes).unwrap_err().to_string();
+        assert!(error.contains("what digests cover is 3"), "{error}");
     }
 }

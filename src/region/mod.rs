@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::Seq;
 
-use crate::config::{Config, HugePages};
+use crate::config::{Config, DigestOf, HugePages};
 use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
@@ -237,6 +237,12 @@ impl Region {
         self.0.identity.geometry
     }
 
+    /// What its digests cover.
+    #[must_use]
+    pub fn digest_of(&self) -> DigestOf {
+        self.0.identity.digest_of
+    }
+
     /// All that its header says.
     #[must_use]
     pub fn identity(&self) -> &Identity {
@@ -373,6 +379,7 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         geometry: layout.geometry,
         without_workers: config.without_workers,
+        digest_of: config.digest,
         first_index: config.first_index,
         file_bytes: layout.total,
     };

@@ -63,7 +63,7 @@ impl Sequencer {
         let control = self.region.map().control();
         // Only the sequencer moves the anchor: what it reads is whole.
         let (at, [digest, run]) = control.anchor.load().unwrap_or((self.orderer.next(), [0, 0]));
-        Fold::new(self.region.map(), Follower::new(at, run), digest)
+        Fold::new(self.region.map(), self.region.digest_of(), Follower::new(at, run), digest)
     }
 
     /// Lets in who asks, drops the gates of those who left or died, says so in the order. Cheap while nobody

@@ -606,6 +606,39 @@ fn inspect_shows_the_sections_of_a_region_that_nobody_serves() {
 }
 
 #[test]
+fn a_region_has_the_digest_that_was_asked_for_and_says_which() {
+    let folder = scratch();
+    let digest_of = |region: &str| {
+        let inspected = run(&["inspect", region, "--json"]).with(0).json();
+        let of = stat(region)["digest_of"].clone();
+        assert_eq!(inspected["identity"]["digest_of"], of);
+        let (text, line) =
+            (run(&["stat", region]).with(0).out, format!("digest of: {}", of.as_str().unwrap()));
+        assert!(text.contains(&line), "{text}");
+        assert!(run(&["inspect", region]).with(0).out.contains(&line));
+        of
+    };
+    assert_eq!(digest_of(&create(&folder, "default", &[])), "payload");
+    for what in ["payload", "header", "off"] {
+        let region = create(&folder, what, &["--digest", what]);
+        assert_eq!(digest_of(&region), what);
+        // A worker checks payloads where it can, and elsewhere comes in all the same.
+        let sequencer = sequence(&region);
+        let two = ["one", "two"].map(|name| worker(&region, name, &["--count", "1", "--digest", "--json"]));
+        run_with(&["submit", &region], b"something").with(0);
+        let ends = two.map(|worker| worker.end().with(0));
+        let digests = ends.each_ref().map(|end| {
+            let said: Value = serde_json::from_str(&end.err).unwrap();
+            said["digest"].as_str().unwrap().to_owned()
+        });
+        assert_eq!(digests[0], digests[1]);
+        assert_eq!(run(&["verify", &region, "--json"]).with(0).json()["sound"], true);
+        sequencer.stop().with(0);
+    }
+    run(&["create", "/dev/shm/x", "--digest", "sha"]).with(2);
+}
+
+#[test]
 fn inspect_shows_what_is_left_of_a_damaged_region() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);
@@ -710,7 +743,7 @@ fn a_damaged_header_is_refused_by_all_but_inspect() {
 #[test]
 fn a_region_that_lost_its_end_is_refused_by_all_but_inspect() {
     let folder = scratch();
-    for length in [136, 4_095, 4_096, 8_191, 1 << 20] {
+    for length in [144, 4_095, 4_096, 8_191, 1 << 20] {
         let region = create(&folder, &length.to_string(), &[]);
         let full = fs::metadata(&region).unwrap().len();
         fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(length).unwrap();

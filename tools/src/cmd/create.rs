@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{Config, HugePages, Region};
+use seriatim::{Config, DigestOf, HugePages, Region};
 
 use crate::Outcome;
 use crate::args::{Sizes, group, huge_pages, mode};
@@ -43,6 +43,9 @@ pub(crate) struct Args {
     /// Ask for huge pages: `try` says so if there are none, `require` makes nothing then
     #[arg(long, value_name = "HOW", value_parser = huge_pages)]
     huge_pages: Option<HugePages>,
+    /// What digests cover: payload, header (no bytes of payloads) or off. Less is faster and proves less
+    #[arg(long, value_name = "WHAT", default_value_t = DigestOf::Payload)]
+    digest: DigestOf,
     /// First index of the order: to go on from elsewhere, or for tests
     #[arg(long, value_name = "INDEX")]
     first_index: Option<u64>,
@@ -54,7 +57,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
-        let mut config = self.sizes.apply(Config::new());
+        let mut config = self.sizes.apply(Config::new()).digest(self.digest);
         if let Some(producers) = self.producers {
             config = config.producers(producers);
         }

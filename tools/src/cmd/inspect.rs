@@ -65,6 +65,8 @@ struct IdentityReport {
     /// Seconds since 1970.
     created: u64,
     first_index: u64,
+    /// What digests cover.
+    digest_of: String,
     geometry: GeometryReport,
 }
 
@@ -102,6 +104,7 @@ impl From<&Identity> for IdentityReport {
             boot_id: identity.boot_id.to_string(),
             created: identity.created,
             first_index: identity.first_index,
+            digest_of: identity.digest_of.to_string(),
             geometry: identity.geometry.into(),
         }
     }
@@ -130,7 +133,8 @@ impl Report for InspectReport {
         if let Some(identity) = &self.identity {
             writeln!(out, "region {}, format version {}", identity.uuid, identity.version)?;
             writeln!(out, "made at {} (Unix time) in boot {}", identity.created, identity.boot_id)?;
-            writeln!(out, "{}, first index {}", identity.geometry, identity.first_index)?;
+            let IdentityReport { geometry, first_index, digest_of, .. } = identity;
+            writeln!(out, "{geometry}, first index {first_index}, digest of: {digest_of}")?;
         }
         if !self.sections.is_empty() {
             writeln!(out)?;

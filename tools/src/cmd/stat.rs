@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{ErrorCode, HeldBy, PartyStatus, ProducerStatus, Snapshot, WorkerPolicy, WorkerStatus};
+use seriatim::{
+    ErrorCode, HeldBy, PartyStatus, ProducerStatus, Region, Snapshot, WorkerPolicy, WorkerStatus,
+};
 
 use crate::Outcome;
 use crate::open;
@@ -43,7 +45,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let region = open::to_look(&self.path)?;
-        let mut last = StatReport::new(&self.path.display().to_string(), &region.snapshot());
+        let mut last = StatReport::new(&self.path.display().to_string(), &region);
         region.check()?;
         output::print(&last, self.json)?;
         if !self.watch {
@@ -52,7 +54,7 @@ impl Args {
         let stop = Stop::install()?;
         let mut looked = Instant::now();
         while !stop.asked_within(Duration::from_secs(1)) {
-            let mut report = StatReport::new(&last.path, &region.snapshot());
+            let mut report = StatReport::new(&last.path, &region);
             region.check()?;
             report.rate_since(&last, looked.elapsed());
             looked = Instant::now();
@@ -79,6 +81,8 @@ struct StatReport {
     /// Indexes a second, when there was an earlier look.
     rate: Option<f64>,
     runs: u64,
+    /// What digests cover: `payload`, `header` or `off`.
+    digest_of: String,
     anchor: AnchorReport,
     tickets_waiting: u64,
     /// The worker that has come least far: nothing that it has not passed is free for anybody.
@@ -160,7 +164,8 @@ struct WorkerRow {
 }
 
 impl StatReport {
-    fn new(path: &str, snapshot: &Snapshot) -> StatReport {
+    fn new(path: &str, region: &Region) -> StatReport {
+        let snapshot = &region.snapshot();
         let slowest = snapshot.workers.iter().find(|worker| worker.gating);
         StatReport {
             path: path.to_string(),
@@ -170,6 +175,7 @@ impl StatReport {
             next: snapshot.next.get(),
             rate: None,
             runs: snapshot.runs,
+            digest_of: region.digest_of().to_string(),
             anchor: AnchorReport {
                 index: snapshot.anchor.get(),
                 digest: snapshot.anchor_digest.map(|digest| digest.to_string()),
@@ -294,6 +300,7 @@ impl Report for StatReport {
         let (runs, waiting) = (self.runs, self.tickets_waiting);
         writeln!(out, "order: next {}{rate}, {runs} runs, {waiting} tickets waiting", self.next)?;
         writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
+        writeln!(out, "digest of: {}", self.digest_of)?;
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
         let locked = self.locked_by();
         if !locked.is_empty() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{Event, JoinOptions, Worker, WorkerError, WorkerPolicy};
+use seriatim::{DigestOf, Event, JoinOptions, Worker, WorkerError, WorkerPolicy};
 
 use crate::Outcome;
 use crate::args::patience;
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
     #[arg(long)]
     lock: bool,
-    /// Do not check payloads against the digests that their producers took
+    /// Do not check payloads against the digests that their producers took, if the region has them
     #[arg(long)]
     unchecked: bool,
     /// The same as --digest, as JSON
@@ -78,8 +78,9 @@ impl Args {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
         };
+        let check = !self.unchecked && region.digest_of() == DigestOf::Payload;
         // What is not written yet is not done with: whoever comes after a worker that was killed is to get it again.
-        let options = JoinOptions::new().policy(policy).check_payloads(!self.unchecked).release_by_hand(true);
+        let options = JoinOptions::new().policy(policy).check_payloads(check).release_by_hand(true);
         let mut worker = Worker::join_with(&region, &name, &options)?;
         let mut printer = Printer {
             out,
