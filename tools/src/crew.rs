@@ -13,19 +13,19 @@
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt, parent_id};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use nix::sys::{prctl, signal};
 use seriatim::Region;
 use seriatim::shared::Stamps;
 
 use crate::Outcome;
+use crate::child;
 use crate::input::Lines;
 use crate::output;
 use crate::party::{self, Job, Link, Message, Part, Role, Stage};
@@ -218,17 +218,11 @@ fn start_thread(shared: Shared, part: Part, ear: Ear) -> Result<Body> {
 
 /// To be called on the main thread: the kernel ties a child to the thread that started it.
 fn start_process(job: &Job, part: &Part, ear: Ear) -> Result<Body> {
-    // The very program that runs, even if its file has been replaced or removed since.
-    let mut child = Command::new("/proc/self/exe")
-        .arg0("seriatim")
-        .arg("party")
-        .args(["--parent", &std::process::id().to_string()])
+    let mut child = child::again("party")
         .args(["--job", &serde_json::to_string(job)?])
         .args(["--part", &serde_json::to_string(part)?])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // An interrupt from the terminal is for the parent, which then ends its children.
-        .process_group(0)
         .spawn()?;
     let stdin = child.stdin.take().context("no pipe to it")?;
     let stdout = child.stdout.take().context("no pipe from it")?;
@@ -255,9 +249,7 @@ pub(crate) struct PartyArgs {
 
 impl PartyArgs {
     pub(crate) fn run(self) -> Result<Outcome> {
-        prctl::set_pdeathsig(signal::Signal::SIGKILL).context("cannot tie this process to its parent")?;
-        // Had the parent died before that line, no signal would come.
-        ensure!(parent_id() == self.parent, "this command is for `seriatim run` itself");
+        child::tie_to(self.parent, "run")?;
         let go = listen()?;
         let say = Box::new(|message| {
             let mut out = io::stdout().lock();

@@ -5,6 +5,8 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
+mod child;
 mod cmd;
 mod crew;
 mod input;

@@ -15,8 +15,9 @@ use serde_json::{Value, json};
 
 // ---- the command line -------------------------------------------------------------------------------------
 
-const COMMANDS: [&str; 11] = [
-    "run", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "verify", "inspect",
+const COMMANDS: [&str; 12] = [
+    "run", "bench", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "verify",
+    "inspect",
 ];
 
 #[test]

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+mod bench;
 mod create;
 mod errors;
 mod inspect;
@@ -21,6 +22,7 @@ use crate::Outcome;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(run::Args),
+    Bench(bench::Args),
     Create(create::Args),
     Remove(remove::Args),
     Sequence(sequence::Args),
@@ -34,12 +36,19 @@ pub(crate) enum Command {
     /// One producer or worker of `run`, in a process of its own.
     #[command(hide = true)]
     Party(crate::crew::PartyArgs),
+    /// One measurement of `bench`.
+    #[command(hide = true)]
+    BenchOne(crate::bench::OneArgs),
+    /// One part of a measurement, in a process of its own.
+    #[command(hide = true)]
+    BenchPart(crate::bench::PartArgs),
 }
 
 impl Command {
     pub(crate) fn run(self) -> Result<Outcome> {
         match self {
             Self::Run(args) => args.run(),
+            Self::Bench(args) => args.run(),
             Self::Create(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Sequence(args) => args.run(),
@@ -51,6 +60,8 @@ impl Command {
             Self::Errors(args) => args.run(),
             Self::Verify(args) => args.run(),
             Self::Party(args) => args.run(),
+            Self::BenchOne(args) => args.run(),
+            Self::BenchPart(args) => args.run(),
         }
     }
 }
