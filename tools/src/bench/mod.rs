@@ -48,6 +48,8 @@ const LAST: u32 = 1;
 pub(crate) struct Job {
     pub(crate) peer: String,
     pub(crate) processes: bool,
+    /// Whether workers and producers make the sequencer's turns.
+    pub(crate) assisted: bool,
     pub(crate) producers: usize,
     pub(crate) workers: usize,
     /// Payload bytes of a command.
@@ -313,6 +315,7 @@ mod tests {
         Job {
             peer: "seriatim".into(),
             processes: false,
+            assisted: false,
             producers: 2,
             workers: 1,
             size: 64,

@@ -107,7 +107,7 @@ fn die(job: &Job) -> Result<()> {
 
 /// A sequencer on a thread of its own.
 pub(super) fn sequence(job: &Job, region: &Region) -> Result<SequencerHandle> {
-    let config = SequencerConfig::new().wait(job.wait.of_library());
+    let config = SequencerConfig::new().wait(job.wait.of_library()).assist(job.assisted);
     Sequencer::spawn(region, config).context("cannot start the sequencer")
 }
 

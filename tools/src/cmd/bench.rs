@@ -66,7 +66,7 @@ pub(crate) struct Args {
     /// Workers read the first word of each payload only
     #[arg(long)]
     untouched: bool,
-    /// What the parts are: threads, or processes, the sequencer too
+    /// What the parts are: threads, or processes, the sequencer too; assisted: threads that make the sequencer's turns
     #[arg(long = "as", value_name = "WHAT", value_enum, value_delimiter = ',', default_value = "processes")]
     kinds: Vec<As>,
     /// What digests cover: payload, header or off
@@ -96,6 +96,7 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum As {
     Threads,
+    Assisted,
     Processes,
 }
 
@@ -172,6 +173,7 @@ impl Args {
                     let job = Job {
                         peer: variant.name(),
                         processes: variant.kind == As::Processes,
+                        assisted: variant.kind == As::Assisted,
                         producers,
                         workers,
                         size,
@@ -288,6 +290,7 @@ impl Variant {
     fn name(&self) -> String {
         let kind = match self.kind {
             As::Threads => "threads",
+            As::Assisted => "assisted",
             As::Processes => "procs",
         };
         let batch = self.batch.map_or(String::new(), |batch| format!("-batch{batch}"));
