@@ -393,7 +393,7 @@ impl fmt::Display for HeldBy {
             }
             HeldBy::NoWorker => f.write_str("no worker"),
             HeldBy::NoSequencer => f.write_str("no sequencer"),
-            HeldBy::Sequencer { pid } => write!(f, "the sequencer (pid {pid}) is busy"),
+            HeldBy::Sequencer { pid } => write!(f, "the sequencer (pid {pid}) is busy, or does not run"),
         }
     }
 }

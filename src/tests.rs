@@ -486,6 +486,7 @@ fn closing_delivers_what_was_submitted_then_the_end_and_refuses_the_rest() {
     // The next sequencer reopens it: the same parties go on.
     let Desk { region, sequencer } = desk;
     drop(sequencer);
+    assert_eq!(region.snapshot().held_by, None, "nobody is needed any more");
     let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
     assert_eq!(producer.submit(0, b"again").unwrap(), last + 1);
     desk.turn();

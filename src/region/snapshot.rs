@@ -187,6 +187,8 @@ impl Region {
         let sequencer = (epoch > 0).then(|| self.sequencer_status(has_tickets));
         let is_late = sequencer.as_ref().is_some_and(|party| party.suspect);
         let is_full = producers.iter().any(|producer| producer.full_for.is_some());
+        // Nobody serves an order that is closed, and nobody minds.
+        let is_over = matches!(self.state(), State::Closed | State::Exhausted);
         Snapshot {
             state: self.state(),
             epoch,
@@ -198,7 +200,7 @@ impl Region {
             sequencer,
             producers,
             workers: self.worker_statuses(next),
-            held_by: self.held_by(is_late, is_full),
+            held_by: self.held_by(is_late, is_full).filter(|_| has_tickets || is_full || !is_over),
             file: self.file_state(),
             errors: self.errors(),
         }
