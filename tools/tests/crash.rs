@@ -298,7 +298,7 @@ impl Trial {
         let mut creator = command.spawn().expect("the tool starts");
         let is_named = self.point == "create.named";
         if self.stop {
-            common::eventually("the creator stops", || is_stopped(creator.id()));
+            common::eventually("the creator stops", || common::is_stopped(creator.id()));
             assert_eq!(path.exists(), is_named, "{self}");
             if !is_named {
                 // Somebody else may have the name meanwhile; it then stays theirs.
@@ -319,11 +319,6 @@ impl Trial {
         let names = fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(names, usize::from(path.exists()), "{self}: something is left behind");
     }
-}
-
-fn is_stopped(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 /// Queues a ticket for no cells of the idler's lane, and one of a lane that does not exist, as only a broken

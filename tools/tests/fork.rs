@@ -3,10 +3,13 @@
 //! The forking process is this test program itself, told by the environment what to do, for a fork takes all of
 //! a process's handles with it.
 
+mod common;
+
 use std::env;
 use std::process::{Command, Stdio, exit};
 use std::thread;
 
+use common::Running;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
@@ -15,14 +18,17 @@ use seriatim::{
     Worker, WorkerError,
 };
 
-mod common;
-
 const PART: &str = "SERIATIM_FORK_PART";
 
 fn run(part: &str) {
-    let this = env::current_exe().unwrap();
-    let status = Command::new(this).args(["--exact", "part"]).env(PART, part).status().unwrap();
-    assert!(status.success(), "{part}: {status}");
+    Running::start(&mut playing(part)).end().with(0);
+}
+
+/// This program, to play a part.
+fn playing(part: &str) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", "part", "--nocapture"]).env(PART, part).stdin(Stdio::null());
+    command
 }
 
 #[test]
@@ -35,18 +41,18 @@ fn a_child_keeps_no_lock_of_a_parent_that_was_killed() {
     let folder = common::scratch();
     let path = folder.path().join("region");
     let region = Region::create(&path, &Config::new()).unwrap();
-    let mut parent = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "part", "--nocapture"])
-        .env(PART, format!("die {}", path.display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut parent = Running::start(&mut playing(&format!("die {}", path.display())));
     // The grandchildren hold the pipe as well, so what is read is a line, not the end.
-    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(parent.stdout.take().unwrap()));
-    let children = lines.find_map(|line| line.unwrap().strip_prefix("children ").map(String::from)).unwrap();
+    let children = loop {
+        let line = parent.line();
+        if let Some(children) = line.strip_prefix("children ") {
+            break children.to_string();
+        }
+        assert!(parent.has_output() || common::runs(parent.pid()), "it ended too early");
+    };
     let children = Orphans(children.split(' ').map(|pid| Pid::from_raw(pid.parse().unwrap())).collect());
-    parent.kill().unwrap();
-    parent.wait().unwrap();
+    // Kills it and waits for its end.
+    drop(parent);
 
     // Its places are free while its children live, as soon as these have run for the first time.
     common::eventually("its children let go of its locks", || Sequencer::open(&region).is_ok());
@@ -92,6 +98,7 @@ fn use_handles() {
     let mut producer = Producer::attach(&region, "p").unwrap();
     let mut claiming = Producer::attach(&region, "claiming").unwrap();
     let claim = claiming.claim(0, 5).unwrap();
+    let mut by_hand = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
     // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
     // the allocator, which the C library keeps usable across forks.
     match unsafe { fork() }.unwrap() {
@@ -103,13 +110,15 @@ fn use_handles() {
                 && matches!(committed, Err(SubmitError::Forked))
                 && matches!(worker.poll(), Err(WorkerError::Forked))
                 && matches!(worker.recv(), Err(WorkerError::Forked))
+                && matches!(by_hand.poll(16), Err(SequencerError::Forked))
                 && matches!(sequencer.close(), Err(SequencerError::Forked));
-            drop((producer, worker, claiming, region));
+            drop((producer, worker, claiming, by_hand, region));
             exit(i32::from(!forked));
         }
         ForkResult::Parent { child } => {
             assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's handles");
             drop(claim);
+            by_hand.poll(16).unwrap();
             let submitting = thread::spawn(move || {
                 for n in 0..COMMANDS {
                     producer.submit_at(n, 0, &n.to_le_bytes()).unwrap();

@@ -604,13 +604,6 @@ fn looking_at_a_busy_region_shows_whole_records_and_holds_up_nobody() {
     let mut moved = 0;
     thread::scope(|scope| {
         let (path, over) = (&path, &over);
-        // Also when this thread panics, for the scope waits for the others.
-        struct Over<'a>(&'a AtomicBool);
-        impl Drop for Over<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Relaxed);
-            }
-        }
         let end = Over(over);
         for producer in 0..8 {
             scope.spawn(move || {

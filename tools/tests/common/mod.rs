@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,14 +15,23 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use seriatim::{AttachOptions, JoinOptions, Producer, Region, Worker};
 use tempfile::TempDir;
 
 /// Long enough for the slowest machine: reached only when something never happens.
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
+
+/// For attaching where the machine is busy, or others are killed and started all the time.
+pub(crate) const ANSWER: Duration = Duration::from_secs(60);
 
 /// Whether to run the long form of tests that have one.
 pub(crate) fn long() -> bool {
     std::env::var_os("SERIATIM_LONG").is_some_and(|value| value != "0")
+}
+
+/// How often: in short, and in the long form.
+pub(crate) fn times(short: u64, in_full: u64) -> u64 {
+    if long() { in_full } else { short }
 }
 
 /// A folder for regions, in memory where there is such a place.
@@ -122,22 +132,37 @@ impl Running {
         let _ = stdin.write_all(input).and_then(|()| stdin.flush());
     }
 
-    /// Waits for its next line on standard output. Byte by byte, so that the rest stays for `end`.
+    /// Waits for its next line on standard output, or the end of it. Byte by byte, so that the rest stays for `end`.
+    #[track_caller]
     pub(crate) fn line(&mut self) -> String {
-        let stdout = self.child().stdout.as_mut().expect("standard output is a pipe");
+        let until = Instant::now() + PATIENCE;
         let mut line = Vec::new();
         let mut byte = [0];
-        while stdout.read(&mut byte).expect("it can be read") == 1 && byte[0] != b'\n' {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                self.has_output_within(left),
+                "it says nothing after {:?}",
+                String::from_utf8_lossy(&line)
+            );
+            let stdout = self.child().stdout.as_mut().expect("standard output is a pipe");
+            if stdout.read(&mut byte).expect("it can be read") == 0 || byte[0] == b'\n' {
+                return String::from_utf8(line).expect("text");
+            }
             line.push(byte[0]);
         }
-        String::from_utf8(line).expect("text")
     }
 
-    /// Whether standard output has something to read.
+    /// Whether standard output has something to read, or has ended.
     pub(crate) fn has_output(&mut self) -> bool {
+        self.has_output_within(Duration::ZERO)
+    }
+
+    fn has_output_within(&mut self, time: Duration) -> bool {
         let stdout = self.child().stdout.as_ref().expect("standard output is a pipe");
         let mut ends = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
-        poll(&mut ends, PollTimeout::ZERO).expect("a pipe can be polled") > 0
+        let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
+        poll(&mut ends, time).expect("a pipe can be polled") > 0
     }
 
     /// Ends its standard input.
@@ -226,6 +251,23 @@ pub(crate) fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
+/// Tells threads that it is over when it is dropped, also by a test that fails: a scope waits for them.
+pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+pub(crate) fn join(region: &Region, name: &str) -> Worker {
+    Worker::join_with(region, name, &JoinOptions::new().timeout(ANSWER)).expect("there is a place")
+}
+
+pub(crate) fn attach(region: &Region, name: &str) -> Producer {
+    Producer::attach_with(region, name, &AttachOptions::new().timeout(ANSWER)).expect("there is a place")
+}
+
 /// The children of a process, by what the kernel says.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").expect("/proc is there");
@@ -236,6 +278,11 @@ pub(crate) fn children(parent: u32) -> Vec<u32> {
 /// Whether a process runs: one that nobody has waited for does not.
 pub(crate) fn runs(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields[0] != "Z" && fields[0] != "X")
+}
+
+/// Whether a process is stopped; its other threads may take a moment longer.
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    stat_fields(pid).is_some_and(|fields| fields[0] == "T")
 }
 
 /// CPU time that a process has used, in clock ticks.

@@ -140,8 +140,7 @@ impl Engine {
 
     /// Whether a process is stopped.
     pub(crate) fn is_stopped(&self, who: Who) -> bool {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid(who))).unwrap_or_default();
-        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        crate::common::is_stopped(self.pid(who).as_raw() as u32)
     }
 
     fn ended(&mut self, who: Who) -> Option<ExitStatus> {
