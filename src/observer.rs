@@ -82,7 +82,7 @@ impl Observer {
     /// Starts at the next index that is published. Works on a region that is opened read-only.
     ///
     /// # Errors
-    /// None today; the signature leaves room.
+    /// [`AttachError::Io`] if a region that is opened for writing cannot be made writable where one announces its sleep.
     pub fn attach(region: &Region) -> Result<Observer, AttachError> {
         // Sleeping needs an announcement; a read-only observer yields instead.
         if region.is_writable() {
@@ -207,8 +207,9 @@ impl Observer {
         if !lane.still_there(run.cell, read.as_ref().ok()) {
             // All that was claimed again of this run is gone; its last payloads may be too, which the next
             // look finds out.
-            let gone = lane.first_whole().wrapping_sub(run.cell).clamp(1, u64::from(run.count));
-            return Ok(self.miss(run, gone));
+            // Before the run, where only bytes were claimed again.
+            let gone = lane.first_whole().wrapping_sub(run.cell) as i64;
+            return Ok(self.miss(run, gone.clamp(1, run.count.into()) as u64));
         }
         let entry = read.map_err(|bad| Corrupt {
             seq: run.first,

@@ -901,6 +901,56 @@ fn an_observer_delivers_or_names_everything_and_never_a_mix() {
 }
 
 #[test]
+fn an_observer_delivers_nothing_whose_room_is_claimed_again_and_half_written() {
+    // What is short: cells, with the payloads in them; and bytes, with cells left.
+    for (cells, lane_bytes, len) in [(4, 256, 40), (16, 256, 64)] {
+        let mut desk = Desk::new(&tiny().lane_cells(cells).lane_bytes(lane_bytes));
+        let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+        let mut observer = Observer::attach(&desk.region).unwrap();
+        let first = observer.next();
+        let payloads = [1, 2, 3, 4].map(|n| vec![n; len]);
+        // Two runs of two.
+        for two in payloads.chunks(2) {
+            producer.try_submit_batch(&[(0, &two[0][..]), (0, &two[1][..])]).unwrap();
+            desk.turn();
+        }
+        assert!(producer.try_claim(0, len).is_err(), "it is full");
+        while producer.try_claim(0, len).is_err() {
+            drain(&mut worker);
+            desk.turn();
+        }
+        let mut claim = producer.try_claim(0, len).unwrap();
+        claim[..len / 2].fill(9);
+        let missed = Observed::Missed { from: first, to: first.plus(1) };
+        assert_eq!(observer.poll().unwrap(), Some(missed), "{len} bytes");
+        // The rest is whole, also that of the same run.
+        for (seq, payload) in (first.get()..).zip(&payloads).skip(1) {
+            let seen = observer.poll().unwrap();
+            let Some(Observed::Event(Event::Command(whole))) = seen else { panic!("{len} bytes: {seen:?}") };
+            assert_eq!((whole.seq, whole.payload), (Seq::new(seq), &payload[..]));
+        }
+        assert_eq!(observer.poll().unwrap(), None);
+    }
+}
+
+#[test]
+fn a_sequencer_that_looked_at_a_time_to_come_is_suspect() {
+    use seriatim_ring::sync::Ordering::Relaxed;
+    let mut desk = Desk::new(&Config::new());
+    // It has something to do.
+    desk.producer("p").try_submit(0, b"x").unwrap();
+    let is_suspect = |looked_ns: u64| {
+        desk.region.map().control().pulse.looked_ns.store(looked_ns, Relaxed);
+        desk.region.snapshot().sequencer.unwrap().suspect
+    };
+    let (now, second) = (crate::sys::monotonic_ns(), 1_000_000_000);
+    // The past is as long ago as it looks; by another clock, which is ahead, nothing is known.
+    assert!(is_suspect(now - 2 * second) && is_suspect(now + 3600 * second));
+    let soon = (0..100).find(|_| !is_suspect(crate::sys::monotonic_ns()));
+    assert!(soon.is_some(), "that it has looked just now is never seen");
+}
+
+#[test]
 fn an_observer_that_is_lapped_in_the_middle_of_a_run_goes_on_where_it_is_whole() {
     let mut desk = Desk::new(&tiny().lane_cells(8).lane_bytes(1024));
     let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));

@@ -179,7 +179,8 @@ impl Region {
     /// link the file, not the link.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach), but never [`AttachError::OtherBoot`]; or parties are alive, who are then named; or the file may not be removed.
+    /// As [`attach`](Self::attach), but never [`AttachError::OtherBoot`]; or parties are alive, who are then named; or
+    /// the file may not be removed.
     pub fn remove(path: impl AsRef<Path>) -> Result<(), RemoveError> {
         let failed = |path: &Path| {
             let path = path.to_path_buf();
@@ -199,7 +200,11 @@ impl Region {
         if alone.is_some() {
             seen.sequencer = None;
         }
-        let parties = seen.living();
+        let mut parties = seen.living();
+        // Who has the lock says only then who it is, and need not have it any more by now.
+        if parties.is_empty() && alone.is_none() && region.is_writable() {
+            parties.push("somebody who is about to serve or to remove it".into());
+        }
         if !parties.is_empty() {
             return Err(RemoveError::InUse { path, parties });
         }
