@@ -106,8 +106,8 @@ impl Fold {
         Ok(Some(Met { seq, lane, entry, owner, before }))
     }
 
-    /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole cells
-    /// go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
+    /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
+    /// cells go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
     #[inline]
     pub(crate) fn walk(&mut self, map: &Map, most: u64, each: impl FnMut(Command<'_>)) -> u64 {
         // Asked once a walk, not for every command.

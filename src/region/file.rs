@@ -181,3 +181,36 @@ impl Region {
         self.map().guard()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn what_became_of_the_file_is_said_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("region"), folder.path().join("moved"));
+        let region = Region::create(&path, &Config::new()).unwrap();
+        let mut watch = FileWatch::new();
+        let mut look = || (0..3).for_each(|_| watch.look(&region, "who").unwrap());
+        let said = || -> Vec<(u64, bool)> {
+            let errors = region.errors().records;
+            assert!(errors.iter().all(|error| error.code == ErrorCode::File && error.who == "who"));
+            errors.iter().map(|error| (error.count, error.what.contains("names no file"))).collect()
+        };
+        look();
+        assert_eq!(said(), [], "all is well");
+        fs::rename(&path, &moved).unwrap();
+        look();
+        assert_eq!(said(), [(1, true)]);
+        fs::rename(&moved, &path).unwrap();
+        look();
+        assert_eq!(said(), [(1, true), (1, false)], "it is back");
+        fs::rename(&path, &moved).unwrap();
+        look();
+        assert_eq!(said(), [(1, false), (2, true)], "it is lost again");
+    }
+}

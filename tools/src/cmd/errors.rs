@@ -17,8 +17,8 @@ Examples:
   seriatim errors /dev/shm/orders
   seriatim errors /dev/shm/orders --json | jq '.errors[] | select(.code == \"panicked\")'
 
-AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number that belongs to the error, of the
-last time: an index, an epoch, how far a worker was behind.
+AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number
+that belongs to the error, of the last time: an index, an epoch, how far a worker was behind.
 
 Exit code: 0 whatever is in it, 2 when it cannot be read.";
 
@@ -135,5 +135,33 @@ impl ErrorsReport {
             ]);
         }
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use seriatim::{Config, Region};
+
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_time_to_come_has_no_age() {
+        let region = Region::anonymous(&Config::new()).unwrap();
+        region.record_error("who", "what", 7);
+        let mut log = region.errors();
+        let hour = Duration::from_secs(3600);
+        for (last, has_age) in [(SystemTime::now() - hour, true), (SystemTime::now() + hour, false)] {
+            log.records[0].last = last;
+            let report = ErrorsReport::new("region".into(), &log);
+            let json = serde_json::to_value(&report).unwrap();
+            assert_eq!(json["errors"][0]["ago"].as_f64().map(|ago| ago >= 3600.0), has_age.then_some(true));
+            let mut text = Vec::new();
+            report.text(&mut text).unwrap();
+            let text = String::from_utf8(text).unwrap();
+            let row = text.lines().last().unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(row.starts_with("user who 1 ") && row.contains("1 - ") != has_age, "{text}");
+        }
     }
 }
