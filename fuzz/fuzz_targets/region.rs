@@ -16,7 +16,7 @@ mod damage;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -25,24 +25,27 @@ use libfuzzer_sys::fuzz_target;
 use seriatim::{Section, inspect, payload_digest};
 use tempfile::TempDir;
 
+/// Where files are in memory.
+const MEMORY: &str = "/dev/shm";
+
 /// Bytes of the header before its digest.
 const HEADER: usize = 128;
 
-/// The images, where their sections begin, and a folder in memory for the files.
+/// The images, and where their sections begin.
 struct Setting {
     images: Vec<Image>,
     sections: Vec<Section>,
     nothing: Known,
-    folder: TempDir,
 }
 
 fn setting() -> &'static Setting {
     static SETTING: OnceLock<Setting> = OnceLock::new();
     SETTING.get_or_init(|| {
-        let folder = TempDir::with_prefix_in("seriatim-fuzz-", "/dev/shm").expect("a folder in memory");
+        // Gone when the images are made: what is static is never dropped.
+        let folder = TempDir::with_prefix_in("seriatim-fuzz-", MEMORY).expect("a folder in memory");
         let images = images(folder.path());
         let sections = inspect(folder.path().join("new")).expect("a region").sections;
-        Setting { images, sections, nothing: Known::default(), folder }
+        Setting { images, sections, nothing: Known::default() }
     })
 }
 
@@ -86,8 +89,8 @@ impl Patch {
 }
 
 /// A file in memory without a name.
-fn new_file(folder: &Path, bytes: &[u8]) -> (File, PathBuf) {
-    let file = tempfile::tempfile_in(folder).expect("a file in memory");
+fn new_file(bytes: &[u8]) -> (File, PathBuf) {
+    let file = tempfile::tempfile_in(MEMORY).expect("a file in memory");
     file.write_all_at(bytes, 0).expect("room in memory");
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     (file, path)
@@ -107,7 +110,7 @@ fn only_lanes(patches: &[Patch], words: u64, sections: &[Section]) -> bool {
 }
 
 fn try_file(bytes: &[u8], patches: &[Patch], known: &Known, only_lanes: bool, how: u8) {
-    let (file, path) = new_file(setting().folder.path(), bytes);
+    let (file, path) = new_file(bytes);
     let words = bytes.len() as u64 / 8;
     let mut live = patches.iter().filter(|patch| patch.is_live());
     let mut seed = u64::from(how) << 32;
