@@ -805,6 +805,18 @@ fn long() -> bool {
     std::env::var_os("SERIATIM_LONG").is_some_and(|value| value != "0")
 }
 
+/// Reached only by what never ends.
+const NEVER: Duration = Duration::from_secs(60);
+
+/// Tells threads that it is over when it is dropped, also by a test that fails: a scope waits for them.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// What an observer got between two indexes, checked as it came.
 #[derive(Default)]
 struct Watched {
@@ -868,14 +880,16 @@ fn an_observer_delivers_or_names_everything_and_never_a_mix() {
                     let mut producer = Producer::attach(region, name).unwrap();
                     let mut n = 0;
                     while n < least || Instant::now() < until {
-                        producer.submit(0, &vec![n as u8 ^ name.as_bytes()[0]; len]).unwrap();
+                        let payload = vec![n as u8 ^ name.as_bytes()[0]; len];
+                        producer.submit_deadline(0, &payload, Instant::now() + NEVER).unwrap();
                         n += 1;
                     }
-                    producer.wait_sequenced(n - 1).unwrap();
+                    producer.wait_sequenced_deadline(n - 1, Instant::now() + NEVER).unwrap();
                     sending.fetch_sub(1, Ordering::Release);
                 });
             }
             let watching = scope.spawn(|| watch(&mut observer, len, &done));
+            let done = Over(&done);
             // Who gates is never overtaken.
             let (mut got, mut next) = (0u64, worker.next());
             while sending.load(Ordering::Acquire) > 0 || worker.lag() > 0 {
@@ -888,7 +902,7 @@ fn an_observer_delivers_or_names_everything_and_never_a_mix() {
                     got += 1;
                 }
             }
-            done.store(true, Ordering::Release);
+            drop(done);
             (watching.join().unwrap(), got)
         });
         let Watched { commands, changes, missed, gaps } = watched;
@@ -1157,8 +1171,6 @@ fn storm(names: &[&str], over: &AtomicBool) -> u64 {
 
 #[test]
 fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
-    /// Reached only when a wait never ends.
-    const NEVER: Duration = Duration::from_secs(60);
     sys::interrupt_by(libc::SIGUSR1);
     let over = AtomicBool::new(false);
     let check = |what: &str, deadline: Instant, started: Instant| {
@@ -1215,7 +1227,8 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
         thread::scope(|scope| {
             let submit = move || {
                 for n in 0..commands {
-                    producer.submit(0, &bytes((n % 120) as usize, n as usize)).unwrap();
+                    let payload = bytes((n % 120) as usize, n as usize);
+                    producer.submit_deadline(0, &payload, Instant::now() + NEVER).unwrap();
                     if n % 64 == 0 {
                         thread::sleep(Duration::from_micros(300));
                     }
@@ -1225,7 +1238,8 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
             thread::Builder::new().name("stormed".into()).spawn_scoped(scope, submit).unwrap();
             let mut next = 0;
             while next < commands {
-                if let Event::Command(c) = worker.recv().unwrap() {
+                let event = worker.recv_deadline(Instant::now() + NEVER).unwrap().expect("it comes");
+                if let Event::Command(c) = event {
                     assert_eq!(
                         (c.index, c.payload),
                         (next, &bytes((next % 120) as usize, next as usize)[..])

@@ -613,9 +613,9 @@ fn a_worker_that_submits_into_a_full_region_gets_its_time_out_and_goes_on() {
     let config = Config::new().order_slots(4).lane_cells(4).lane_bytes(128).producers(2).workers(1);
     let region = Region::anonymous(&config).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let mut worker = Worker::join(&region, "w").unwrap();
-    let mut own = Producer::attach(&region, "of the worker").unwrap();
-    let mut other = Producer::attach(&region, "other").unwrap();
+    let mut worker = join(&region, "w");
+    let mut own = attach(&region, "of the worker");
+    let mut other = attach(&region, "other");
     let time = Duration::from_millis(100);
     let fill = |producer: &mut Producer| {
         while producer.submit_deadline(0, b"x", Instant::now() + Duration::from_millis(20)).is_ok() {}

@@ -14,8 +14,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    Config, Event, Producer, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError,
-    Worker, WorkerError,
+    Config, Event, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker,
+    WorkerError,
 };
 
 const PART: &str = "SERIATIM_FORK_PART";
@@ -57,8 +57,8 @@ fn a_child_keeps_no_lock_of_a_parent_that_was_killed() {
     // Its places are free while its children live, as soon as these have run for the first time.
     common::eventually("its children let go of its locks", || Sequencer::open(&region).is_ok());
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    Worker::join(&region, "w").unwrap();
-    Producer::attach(&region, "p").unwrap();
+    common::join(&region, "w");
+    common::attach(&region, "p");
     for (child, most) in children.0.iter().zip([0, 1]) {
         let open = std::fs::read_dir(format!("/proc/{child}/fd")).unwrap();
         let names = open.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
@@ -94,9 +94,9 @@ fn use_handles() {
     const COMMANDS: u64 = 100_000;
     let region = Region::anonymous(&Config::new()).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let mut worker = Worker::join(&region, "w").unwrap();
-    let mut producer = Producer::attach(&region, "p").unwrap();
-    let mut claiming = Producer::attach(&region, "claiming").unwrap();
+    let mut worker = common::join(&region, "w");
+    let mut producer = common::attach(&region, "p");
+    let mut claiming = common::attach(&region, "claiming");
     let claim = claiming.claim(0, 5).unwrap();
     let mut by_hand = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
     // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
@@ -145,8 +145,8 @@ fn use_handles() {
 fn fork_and_wait(path: &str) {
     let region = Region::attach(path).unwrap();
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let _worker = Worker::join(&region, "w").unwrap();
-    let _producer = Producer::attach(&region, "p").unwrap();
+    let _worker = common::join(&region, "w");
+    let _producer = common::attach(&region, "p");
     let program = Command::new("sleep").arg("1000").spawn().unwrap();
     // SAFETY: as in `use_handles`; the child only sleeps.
     match unsafe { fork() }.unwrap() {

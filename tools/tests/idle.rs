@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use nix::unistd::{SysconfVar, gettid, sysconf};
-use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+use seriatim::{Config, Event, Region, Sequencer, SequencerConfig};
 
 const WORKERS: usize = 4;
 
@@ -106,7 +106,7 @@ fn the_first_command_after_any_pause_arrives() {
     let (name, named) = mpsc::channel();
     let workers: Vec<_> = (0..WORKERS)
         .map(|number| {
-            let mut worker = Worker::join(&region, &format!("w{number}")).unwrap();
+            let mut worker = join(&region, &format!("w{number}"));
             let (tell, name) = (tell.clone(), name.clone());
             thread::spawn(move || {
                 name.send(gettid().as_raw()).unwrap();
@@ -123,7 +123,7 @@ fn the_first_command_after_any_pause_arrives() {
     let mut threads: Vec<i32> = named.iter().take(WORKERS).collect();
     threads.push(sequencer_thread(std::process::id()));
 
-    let mut producer = Producer::attach(&region, "p").unwrap();
+    let mut producer = attach(&region, "p");
     let mut random: u64 = 0x2545_f491_4f6c_dd1d;
     for round in 0..10_000 {
         // Of every length around those after which a waiter stops to spin, yields, and sleeps.
