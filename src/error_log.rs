@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::errors::{Found, Report, TEXT_WORDS, TextWords, Times};
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::name::{Name, cut};
 use crate::region::Region;
@@ -180,7 +180,7 @@ impl Region {
 fn key(report: &Report) -> u64 {
     let words = [report.code].into_iter().chain(report.who).chain(report.what);
     let bytes: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-    xxh3_64(&bytes)
+    XxHash3_64::oneshot(&bytes)
 }
 
 fn text_words(text: &str) -> TextWords {

@@ -13,13 +13,13 @@
 
 use seriatim_ring::lane::{INLINE, INLINE_WORDS, Room};
 use seriatim_ring::sync::AtomicU64;
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
-/// The digest of a payload: XXH3, 64 bits, without a seed.
+/// The digest of a payload: XXH3, 64 bits, without a seed; in the widest registers that the processor has.
 #[inline]
 #[must_use]
 pub fn payload_digest(payload: &[u8]) -> u64 {
-    xxh3_64(payload)
+    XxHash3_64::oneshot(payload)
 }
 
 /// A payload of at most [`INLINE`] bytes as the words of a cell, with zeroes behind it.

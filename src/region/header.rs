@@ -19,7 +19,7 @@
 //!
 //! All numbers are little-endian. The header is written before the file has a name and never again.
 
-use xxhash_rust::xxh3::xxh3_64;
+use twox_hash::XxHash3_64;
 
 use crate::config::{DigestOf, WithoutWorkers};
 use crate::error::HeaderError;
@@ -85,7 +85,7 @@ impl Identity {
         bytes.extend(self.boot_id.0.to_le_bytes());
         bytes.extend(self.created.to_le_bytes());
         bytes.extend(self.digest_of.code().to_le_bytes());
-        bytes.extend(xxh3_64(&bytes).to_le_bytes());
+        bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         std::array::from_fn(|i| bytes[i])
     }
 
@@ -106,7 +106,7 @@ impl Identity {
             return Err(HeaderError::Version { found: version, supported: VERSION });
         }
         same("header size", u64_at(16), PAGE)?;
-        same("header digest", u64_at(136), xxh3_64(&bytes[..136]))?;
+        same("header digest", u64_at(136), XxHash3_64::oneshot(&bytes[..136]))?;
         let geometry = Geometry {
             order_slots: u64_at(24),
             lane_cells: u64_at(32),
@@ -197,7 +197,7 @@ mod tests {
     fn an_unknown_digest_is_named() {
         let mut bytes = identity().encode();
         bytes[128] = 3;
-        let digest = xxh3_64(&bytes[..136]).to_le_bytes();
+        let digest = XxHash3_64::oneshot(&bytes[..136]).to_le_bytes();
         bytes[136..].copy_from_slice(&digest);
         let error = Identity::decode(&bytes).unwrap_err().to_string();
         assert!(error.contains("what digests cover is 3"), "{error}");

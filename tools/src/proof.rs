@@ -10,7 +10,7 @@
 //! own over the hashes in the order of receipt, which trusts nothing but what was read.
 
 use serde::{Deserialize, Serialize};
-use xxhash_rust::xxh3::xxh3_128;
+use twox_hash::XxHash3_128;
 
 use crate::input::Lines;
 use crate::party::WorkerReport;
@@ -20,7 +20,7 @@ const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Hash of one payload.
 pub(crate) fn hash(payload: &[u8]) -> u128 {
-    xxh3_128(payload)
+    XxHash3_128::oneshot(payload)
 }
 
 /// `chain` continued by one more value: depends on all values and their order.
