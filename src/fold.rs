@@ -3,7 +3,7 @@
 use seriatim_ring::Seq;
 use seriatim_ring::digest::fold;
 use seriatim_ring::event::{self, Event as Own, OWN_LANE, WORDS};
-use seriatim_ring::lane::{BadCell, Entry, Owner};
+use seriatim_ring::lane::{BadCell, Entry, Lane, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
 use seriatim_ring::sync::Ordering;
 
@@ -36,6 +36,14 @@ pub(crate) struct Met {
     pub(crate) owner: Owner,
     /// The digest of all before it.
     pub(crate) before: u64,
+}
+
+/// A producer's command that was found and not gone past.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plain {
+    lane: u16,
+    owner: Owner,
+    entry: Entry,
 }
 
 /// A place in the order with the digest of all before it, and what one must know of lanes to go on.
@@ -130,22 +138,49 @@ impl Fold {
         for n in 0..most {
             crash_point!("poll.next");
             let Ok(entry) = lane.read(cell.wrapping_add(n)) else { return n };
-            let folded = owner.folded(&entry);
-            let command = Command {
-                seq: self.follower.next(),
-                producer: folded.producer,
-                index: folded.index,
-                kind: folded.kind,
-                payload: payload::read(lane.payload(&entry), entry.len as usize),
-                digest: Digest(self.digest),
-            };
-            if FOLD {
-                self.digest = fold(self.digest, folded);
-            }
-            self.follower.advance();
-            each(command);
+            each(self.deliver::<FOLD>(&lane, owner, &entry));
         }
         most
+    }
+
+    /// The next command, if it is simply the next of a producer's. What it is not is for [`step_as`](Self::step_as) to
+    /// meet.
+    #[inline(always)]
+    pub(crate) fn plain(&mut self, map: &Map) -> Option<Plain> {
+        let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return None };
+        let owner = self.owners.get(usize::from(lane)).copied().filter(|_| lane != OWN_LANE)?;
+        crash_point!("poll.next");
+        Some(Plain { lane, owner, entry: map.lane(lane).read(cell).ok()? })
+    }
+
+    /// Folds what [`plain`](Self::plain) found.
+    #[inline(always)]
+    pub(crate) fn take_plain<'m>(&mut self, map: &'m Map, plain: &Plain) -> Command<'m> {
+        let lane = map.lane(plain.lane);
+        if self.folds {
+            self.deliver::<true>(&lane, plain.owner, &plain.entry)
+        } else {
+            self.deliver::<false>(&lane, plain.owner, &plain.entry)
+        }
+    }
+
+    /// The command of an entry that is the next, folded and gone past.
+    #[inline(always)]
+    fn deliver<'m, const FOLD: bool>(&mut self, lane: &Lane<'m>, owner: Owner, entry: &Entry) -> Command<'m> {
+        let folded = owner.folded(entry);
+        let command = Command {
+            seq: self.follower.next(),
+            producer: folded.producer,
+            index: folded.index,
+            kind: folded.kind,
+            payload: payload::read(lane.payload(entry), entry.len as usize),
+            digest: Digest(self.digest),
+        };
+        if FOLD {
+            self.digest = fold(self.digest, folded);
+        }
+        self.follower.advance();
+        command
     }
 
     /// Notes a lane that changes hands by one of the sequencer's commands.

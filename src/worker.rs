@@ -17,7 +17,7 @@ use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
-use crate::fold::{Corrupt, Fold, Met, read_own};
+use crate::fold::{Corrupt, Fold, Met, Plain, read_own};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
@@ -416,6 +416,9 @@ impl Worker {
     /// [`WorkerError::Corrupt`].
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Event<'_>>, WorkerError> {
+        if let Some(plain) = self.plain() {
+            return Ok(Some(Event::Command(self.fold.take_plain(self.region.map(), &plain))));
+        }
         let met = match self.take()? {
             None if self.help() => self.take()?,
             other => other,
@@ -428,6 +431,9 @@ impl Worker {
     /// # Errors
     /// [`WorkerError::Closed`] after the end was delivered; [`WorkerError::Corrupt`].
     pub fn recv(&mut self) -> Result<Event<'_>, WorkerError> {
+        if let Some(plain) = self.plain() {
+            return Ok(Event::Command(self.fold.take_plain(self.region.map(), &plain)));
+        }
         loop {
             // Without a deadline it comes back with an event or an error.
             if let Some(met) = self.await_one(None)? {
@@ -441,6 +447,9 @@ impl Worker {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Event<'_>>, WorkerError> {
+        if let Some(plain) = self.plain() {
+            return Ok(Some(Event::Command(self.fold.take_plain(self.region.map(), &plain))));
+        }
         Ok(self.await_one(Some(deadline))?.map(|met| self.event(&met)))
     }
 
@@ -488,14 +497,29 @@ impl Worker {
     /// the next [`take_as`](Self::take_as) does.
     #[inline]
     fn walk(&mut self, limit: usize, handle: &mut impl FnMut(Event<'_>)) -> usize {
-        if self.alarm.is_raised() || self.next() < self.first {
+        if !self.may_walk() {
             return 0;
+        }
+        let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
+        self.fold.walk(self.region.map(), most, |command| handle(Event::Command(command))) as usize
+    }
+
+    /// The next command, if there is nothing else to see to. What takes more than that, [`take`](Self::take) does.
+    #[inline(always)]
+    fn plain(&mut self) -> Option<Plain> {
+        if self.check_payloads || !self.may_walk() { None } else { self.fold.plain(self.region.map()) }
+    }
+
+    /// Whether there is nothing to ask first, and no newcomer's past to fold; says how far the worker is if it is time.
+    #[inline(always)]
+    fn may_walk(&mut self) -> bool {
+        if self.alarm.is_raised() || self.next() < self.first {
+            return false;
         }
         if self.next().since(self.released) >= self.release_every {
             self.release();
         }
-        let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
-        self.fold.walk(self.region.map(), most, |command| handle(Event::Command(command))) as usize
+        true
     }
 
     /// As [`poll_batch`](Self::poll_batch), waiting for the first event, until the deadline if there is one.
