@@ -8,9 +8,9 @@ use seriatim_ring::order::{Fault, Follower, Step};
 use seriatim_ring::sync::Ordering;
 
 use crate::config::DigestOf;
+use crate::event::Command;
 use crate::payload::{self, payload_digest};
 use crate::region::map::Map;
-use crate::worker::Command;
 use crate::{Digest, crash_point};
 
 /// Something in the order or a lane that cannot be.

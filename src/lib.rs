@@ -127,18 +127,21 @@
 use seriatim_ring::crash_point;
 
 pub mod affinity;
+mod assistance;
 mod attach;
 mod config;
 #[cfg(feature = "crash-points")]
 pub mod crash;
 mod error;
 mod error_log;
+mod event;
 mod fold;
 mod fork;
 mod liveness;
 mod name;
 mod observer;
 mod payload;
+mod policy;
 mod process;
 mod producer;
 mod region;
@@ -157,10 +160,12 @@ use std::fmt;
 pub use config::{Config, ConfigError, DigestOf, HugePages, UnknownDigest, WithoutWorkers};
 pub use error::{AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, RemoveError};
 pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
+pub use event::{Command, Event, MemberChange};
 pub use fold::Corrupt;
 pub use name::{Name, NameError};
 pub use observer::{Observed, Observer};
 pub use payload::payload_digest;
+pub use policy::WorkerPolicy;
 pub use process::NotKilled;
 pub use producer::{AttachOptions, Attached, Claim, Full, Producer, Sequenced, SubmitError, WaitError};
 pub use region::Region;
@@ -173,7 +178,7 @@ pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle,
 pub use seriatim_ring::Seq;
 pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};
-pub use worker::{Command, Event, JoinOptions, MemberChange, Worker, WorkerError, WorkerPolicy};
+pub use worker::{JoinOptions, Worker, WorkerError};
 
 /// The digest of all commands before an index: equal digests at an equal index mean the same history.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -11,6 +11,7 @@ use seriatim_ring::wake::FOR_WORK;
 
 use crate::Digest;
 use crate::error::AttachError;
+use crate::event::{Command, Event};
 use crate::fold::{Corrupt, owners};
 use crate::fork::Alarm;
 use crate::payload::bytes_of;
@@ -19,7 +20,6 @@ use crate::region::file::RegionLost;
 use crate::region::layout::Part;
 use crate::region::map::Map;
 use crate::wait::{self, Idle, Wait};
-use crate::worker::{Command, Event};
 
 /// How long an observer that may not write, and so cannot be woken, sleeps between looks.
 const UNHEARD: Duration = Duration::from_millis(10);

@@ -14,6 +14,7 @@ use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
+use crate::assistance::Helper;
 use crate::attach::{OnLane, Seat, take_seat};
 use crate::config::DigestOf;
 use crate::crash_point;
@@ -27,7 +28,6 @@ use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::map::Map;
 use crate::region::snapshot::State;
-use crate::sequencer::assist::Helper;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
@@ -731,7 +731,7 @@ impl Producer {
             if wait::is_over(deadline) {
                 return Err(self.name_culprit(full));
             }
-            if self.helper.help(&self.region) {
+            if self.helper.help(self.region.assistance()) {
                 continue;
             }
             if idle.step() {
@@ -791,7 +791,7 @@ impl Producer {
             if wait::is_over(deadline) {
                 return Err(WaitError::Late { index, by: self.order_held_by() });
             }
-            if self.helper.help(&self.region) {
+            if self.helper.help(self.region.assistance()) {
                 continue;
             }
             if idle.step() {

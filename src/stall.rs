@@ -14,9 +14,9 @@ use seriatim_ring::sync::Ordering;
 
 use crate::error_log::ErrorCode;
 use crate::name::Name;
+use crate::policy::WorkerPolicy;
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
-use crate::worker::WorkerPolicy;
 
 /// A worker that stalls again is not named again before so many times the threshold have passed.
 const QUIET: u64 = 10;

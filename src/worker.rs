@@ -1,32 +1,31 @@
 //! [`Worker`]: poll, handle, go on; its cursor gates the others.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::Policy;
 use seriatim_ring::event::{Event as Own, OWN_LANE};
 use seriatim_ring::sequencer::{published, start_of};
-use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
+use crate::assistance::Helper;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
+use crate::event::{Command, Event};
 use crate::fold::{Corrupt, Fold, Met, Plain, read_own};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload;
+use crate::policy::WorkerPolicy;
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
-use crate::sequencer::assist::Helper;
 use crate::wait::{self, Idle, Wait};
 
 /// How a worker joins.
@@ -52,24 +51,6 @@ impl Default for JoinOptions {
             check_payloads: false,
         }
     }
-}
-
-/// What is to be done with a worker that lives and holds the others up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WorkerPolicy {
-    /// Wait for it, as long as it takes.
-    #[default]
-    Gate,
-    /// Kill its process when it is that far behind and has not moved for that long. Only when the process has
-    /// ended does its gate fall, like that of any dead worker: its memory is taken from nobody who lives.
-    KillAfter {
-        /// How many commands it is behind at least.
-        lag: u64,
-        /// How long it has not moved; the sequencer looks each 20 to 100 ms. 584 years at most; no time at all is
-        /// kept as a nanosecond.
-        time: Duration,
-    },
 }
 
 impl JoinOptions {
@@ -117,153 +98,6 @@ impl JoinOptions {
     pub fn release_by_hand(mut self, yes: bool) -> Self {
         self.by_hand = yes;
         self
-    }
-}
-
-impl WorkerPolicy {
-    fn store(self, policy: &Policy) {
-        let (lag, time_ns) = match self {
-            WorkerPolicy::Gate => (0, 0),
-            // A time of 0 would mean never.
-            WorkerPolicy::KillAfter { lag, time } => {
-                (lag, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1))
-            }
-        };
-        policy.lag.store(lag, Ordering::Relaxed);
-        // Relaxed: that the worker has begun hands both over (J3).
-        policy.time_ns.store(time_ns, Ordering::Relaxed);
-    }
-
-    /// What a worker's page says.
-    pub(crate) fn load(policy: &Policy) -> WorkerPolicy {
-        let (lag, time_ns) = (policy.lag.load(Ordering::Relaxed), policy.time_ns.load(Ordering::Relaxed));
-        match time_ns {
-            0 => WorkerPolicy::Gate,
-            ns => WorkerPolicy::KillAfter { lag, time: Duration::from_nanos(ns) },
-        }
-    }
-}
-
-/// A user's command, in place in its producer's lane.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Command<'a> {
-    /// Its place in the one order.
-    pub seq: Seq,
-    /// Number of its producer, never reused in a region.
-    pub producer: u64,
-    /// Its place among its producer's commands, from 0.
-    pub index: u64,
-    /// What its producer calls it.
-    pub kind: u16,
-    /// Its bytes, as the producer wrote them.
-    pub payload: &'a [u8],
-    /// The digest of all commands before it. An observer does not fold and has 0 here.
-    pub digest: Digest,
-}
-
-impl fmt::Debug for Command<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Command { seq, producer, index, kind, payload, digest } = self;
-        let shown = &payload[..payload.len().min(32)];
-        write!(f, "Command {{ {seq:?}, producer {producer} #{index}, kind {kind}, {} bytes ", payload.len())?;
-        write!(f, "\"{}\", digest {digest} }}", shown.escape_ascii())
-    }
-}
-
-/// A worker that came or went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemberChange {
-    /// The index at which all workers learn it.
-    pub seq: Seq,
-    /// Its name.
-    pub name: Name,
-    /// Its slot.
-    pub slot: u16,
-    /// The member's number, never reused in a region.
-    pub number: u64,
-}
-
-/// What has an index: a command, or a change of the world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// A user's command.
-    Command(Command<'a>),
-    /// A worker joined. Each worker's own is the first event that it gets, unless it was the first to come.
-    Joined(MemberChange),
-    /// A worker left or died.
-    Left(MemberChange),
-    /// A producer attached that was not here before.
-    ProducerAttached {
-        /// The index.
-        seq: Seq,
-        /// The producer's number.
-        number: u64,
-        /// Its name.
-        name: Name,
-        /// Its lane.
-        lane: u16,
-    },
-    /// A producer's lane is no longer heard, after a ticket that could not be right.
-    ProducerFenced {
-        /// The index.
-        seq: Seq,
-        /// The producer's number.
-        number: u64,
-        /// Its lane.
-        lane: u16,
-    },
-    /// Another sequencer took over, or reopened the order.
-    Opened {
-        /// The index.
-        seq: Seq,
-        /// Its epoch.
-        epoch: u64,
-    },
-    /// The order is closed: nothing comes after this, unless a sequencer reopens it.
-    Closed {
-        /// The index.
-        seq: Seq,
-        /// The epoch that ends.
-        epoch: u64,
-    },
-    /// A change that a later version of this library knows.
-    Unknown {
-        /// The index.
-        seq: Seq,
-        /// Its kind.
-        kind: u16,
-    },
-}
-
-impl Event<'_> {
-    /// Its place in the order.
-    #[must_use]
-    pub fn seq(&self) -> Seq {
-        match self {
-            Event::Command(command) => command.seq,
-            Event::Joined(change) | Event::Left(change) => change.seq,
-            Event::ProducerAttached { seq, .. }
-            | Event::ProducerFenced { seq, .. }
-            | Event::Opened { seq, .. }
-            | Event::Closed { seq, .. }
-            | Event::Unknown { seq, .. } => *seq,
-        }
-    }
-
-    pub(crate) fn of_own(seq: Seq, kind: u16, own: Option<Own>) -> Event<'static> {
-        let change = |slot, number, name| MemberChange { seq, name: Name::from_words(name), slot, number };
-        match own {
-            Some(Own::Joined { slot, number, name }) => Event::Joined(change(slot, number, name)),
-            Some(Own::Left { slot, number, name }) => Event::Left(change(slot, number, name)),
-            Some(Own::Attached { lane, number, name, .. }) => {
-                Event::ProducerAttached { seq, number, name: Name::from_words(name), lane }
-            }
-            Some(Own::Fenced { lane, number, .. }) => Event::ProducerFenced { seq, number, lane },
-            Some(Own::Opened { epoch }) => Event::Opened { seq, epoch },
-            Some(Own::Closed { epoch }) => Event::Closed { seq, epoch },
-            None => Event::Unknown { seq, kind },
-        }
     }
 }
 
@@ -733,7 +567,7 @@ impl Worker {
 
     /// Makes a turn for the sequencer of this process, if it wants that; whether there may be something now.
     fn help(&mut self) -> bool {
-        self.helper.help(&self.region)
+        self.helper.help(self.region.assistance())
     }
 
     /// Whether the end was delivered, or there are no more indexes, and nobody is there to go on after it.

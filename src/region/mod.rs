@@ -18,11 +18,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::Seq;
 
+use crate::assistance::Assistance;
 use crate::config::{Config, DigestOf, HugePages};
 use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
-use crate::sequencer::assist::Assistance;
 use crate::sys;
 use file::FileState;
 use header::{HEADER_BYTES, Identity, Uuid, VERSION};

@@ -16,9 +16,9 @@ use crate::error::HeldBy;
 use crate::error_log::ErrorLog;
 use crate::liveness::Role;
 use crate::name::Name;
+use crate::policy::WorkerPolicy;
 use crate::process::Process;
 use crate::sys;
-use crate::worker::WorkerPolicy;
 
 /// Whether the order takes submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

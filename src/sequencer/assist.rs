@@ -8,13 +8,13 @@
 //! **Invariant:** a turn is made by who holds the mutex, and nobody waits for it but the sequencer's own thread.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::Thread;
 use std::time::Duration;
 
 use super::{Sequencer, SequencerError};
-use crate::region::Region;
+use crate::assistance::Helped;
 
 /// How long the sequencer's thread leaves the turns to others without a look.
 const TICK: Duration = Duration::from_millis(1);
@@ -23,7 +23,7 @@ const BUDGET: usize = 64;
 
 /// A sequencer that others help.
 #[derive(Debug)]
-pub(crate) struct Helped {
+pub(crate) struct Shared {
     /// `None` when its thread has ended.
     sequencer: Mutex<Option<Sequencer>>,
     /// What ended it in the hands of one who helped.
@@ -35,10 +35,10 @@ pub(crate) struct Helped {
     thread: Thread,
 }
 
-impl Helped {
+impl Shared {
     /// Of the calling thread.
-    pub(crate) fn new(sequencer: Sequencer) -> Helped {
-        Helped {
+    pub(crate) fn new(sequencer: Sequencer) -> Shared {
+        Shared {
             sequencer: Mutex::new(Some(sequencer)),
             failed: Mutex::default(),
             turns: AtomicU64::new(0),
@@ -75,8 +75,10 @@ impl Helped {
     pub(crate) fn end(&self) {
         *self.sequencer.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
+}
 
-    /// Makes a turn, if nobody else does; whether that ordered anything.
+impl Helped for Shared {
+    /// Makes a turn; whether that ordered anything.
     fn help(&self) -> bool {
         let Some(mut held) = self.sequencer.try_lock().ok().and_then(Held::of) else { return false };
         // One at a time adds, under the mutex.
@@ -93,7 +95,11 @@ impl Helped {
         }
     }
 
-    /// One who helped goes to sleep: its thread is to serve.
+    fn call(&self) {
+        self.thread.unpark();
+    }
+
+    /// Its thread is to serve.
     fn hand_back(&self) {
         if self.stands_by.load(Ordering::Relaxed) {
             self.thread.unpark();
@@ -121,59 +127,5 @@ impl Deref for Held<'_> {
 impl DerefMut for Held<'_> {
     fn deref_mut(&mut self) -> &mut Sequencer {
         self.0.as_mut().expect("it was there when it was locked")
-    }
-}
-
-/// Where the parties of a process find the sequencer that wants their help.
-#[derive(Debug, Default)]
-pub(crate) struct Assistance {
-    /// Moves when who is helped changes.
-    version: AtomicU32,
-    helped: Mutex<Option<Arc<Helped>>>,
-}
-
-impl Assistance {
-    /// From now on this one is helped, or nobody.
-    pub(crate) fn set(&self, helped: Option<Arc<Helped>>) {
-        *self.helped.lock().unwrap_or_else(PoisonError::into_inner) = helped;
-        self.version.fetch_add(1, Ordering::Release);
-    }
-
-    /// Has the thread of who is helped look at once.
-    pub(crate) fn call(&self) {
-        if let Some(helped) = self.get() {
-            helped.thread.unpark();
-        }
-    }
-
-    fn get(&self) -> Option<Arc<Helped>> {
-        self.helped.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// A party's own knowledge of whom it can help.
-#[derive(Debug, Default)]
-pub(crate) struct Helper {
-    version: u32,
-    helped: Option<Arc<Helped>>,
-}
-
-impl Helper {
-    /// Makes a turn for the sequencer of this process, if it wants help; whether that ordered anything.
-    #[inline]
-    pub(crate) fn help(&mut self, region: &Region) -> bool {
-        let version = region.assistance().version.load(Ordering::Acquire);
-        if version != self.version {
-            self.version = version;
-            self.helped = region.assistance().get();
-        }
-        self.helped.as_ref().is_some_and(|helped| helped.help())
-    }
-
-    /// To be called before sleeping.
-    pub(crate) fn hand_back(&self) {
-        if let Some(helped) = &self.helped {
-            helped.hand_back();
-        }
     }
 }

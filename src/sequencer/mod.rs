@@ -3,7 +3,7 @@
 //! A turn: settle who asks to come in or has left, order what is queued, wake who sleeps. What is not the order is
 //! in `housekeeping`, the thread around it in `thread`.
 
-pub(crate) mod assist;
+mod assist;
 mod housekeeping;
 mod thread;
 

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::assist::Helped;
+use super::assist::Shared;
 use super::{STALL, Sequencer, SequencerError, SequencerStats, Turn};
 use crate::affinity;
 use crate::fork;
@@ -164,8 +164,8 @@ fn run_helped(
     asked: &AtomicU8,
 ) -> Result<SequencerStats, SequencerError> {
     let region = sequencer.region.clone();
-    let helped = Arc::new(Helped::new(sequencer));
-    region.assistance().set(Some(Arc::clone(&helped)));
+    let helped = Arc::new(Shared::new(sequencer));
+    region.assistance().set(Some(Arc::clone(&helped) as _));
     let ended = serve_helped(&helped, config, asked);
     region.assistance().set(None);
     helped.end();
@@ -173,7 +173,7 @@ fn run_helped(
 }
 
 fn serve_helped(
-    helped: &Helped,
+    helped: &Shared,
     config: &SequencerConfig,
     asked: &AtomicU8,
 ) -> Result<SequencerStats, SequencerError> {

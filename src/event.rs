@@ -1,0 +1,132 @@
+//! [`Event`]: what has an index, as it is handed out.
+
+use std::fmt;
+
+use seriatim_ring::Seq;
+use seriatim_ring::event::Event as Own;
+
+use crate::Digest;
+use crate::name::Name;
+
+/// A user's command, in place in its producer's lane.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Command<'a> {
+    /// Its place in the one order.
+    pub seq: Seq,
+    /// Number of its producer, never reused in a region.
+    pub producer: u64,
+    /// Its place among its producer's commands, from 0.
+    pub index: u64,
+    /// What its producer calls it.
+    pub kind: u16,
+    /// Its bytes, as the producer wrote them.
+    pub payload: &'a [u8],
+    /// The digest of all commands before it. An observer does not fold and has 0 here.
+    pub digest: Digest,
+}
+
+impl fmt::Debug for Command<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Command { seq, producer, index, kind, payload, digest } = self;
+        let shown = &payload[..payload.len().min(32)];
+        write!(f, "Command {{ {seq:?}, producer {producer} #{index}, kind {kind}, {} bytes ", payload.len())?;
+        write!(f, "\"{}\", digest {digest} }}", shown.escape_ascii())
+    }
+}
+
+/// A worker that came or went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberChange {
+    /// The index at which all workers learn it.
+    pub seq: Seq,
+    /// Its name.
+    pub name: Name,
+    /// Its slot.
+    pub slot: u16,
+    /// The member's number, never reused in a region.
+    pub number: u64,
+}
+
+/// What has an index: a command, or a change of the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A user's command.
+    Command(Command<'a>),
+    /// A worker joined. Each worker's own is the first event that it gets, unless it was the first to come.
+    Joined(MemberChange),
+    /// A worker left or died.
+    Left(MemberChange),
+    /// A producer attached that was not here before.
+    ProducerAttached {
+        /// The index.
+        seq: Seq,
+        /// The producer's number.
+        number: u64,
+        /// Its name.
+        name: Name,
+        /// Its lane.
+        lane: u16,
+    },
+    /// A producer's lane is no longer heard, after a ticket that could not be right.
+    ProducerFenced {
+        /// The index.
+        seq: Seq,
+        /// The producer's number.
+        number: u64,
+        /// Its lane.
+        lane: u16,
+    },
+    /// Another sequencer took over, or reopened the order.
+    Opened {
+        /// The index.
+        seq: Seq,
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// The order is closed: nothing comes after this, unless a sequencer reopens it.
+    Closed {
+        /// The index.
+        seq: Seq,
+        /// The epoch that ends.
+        epoch: u64,
+    },
+    /// A change that a later version of this library knows.
+    Unknown {
+        /// The index.
+        seq: Seq,
+        /// Its kind.
+        kind: u16,
+    },
+}
+
+impl Event<'_> {
+    /// Its place in the order.
+    #[must_use]
+    pub fn seq(&self) -> Seq {
+        match self {
+            Event::Command(command) => command.seq,
+            Event::Joined(change) | Event::Left(change) => change.seq,
+            Event::ProducerAttached { seq, .. }
+            | Event::ProducerFenced { seq, .. }
+            | Event::Opened { seq, .. }
+            | Event::Closed { seq, .. }
+            | Event::Unknown { seq, .. } => *seq,
+        }
+    }
+
+    pub(crate) fn of_own(seq: Seq, kind: u16, own: Option<Own>) -> Event<'static> {
+        let change = |slot, number, name| MemberChange { seq, name: Name::from_words(name), slot, number };
+        match own {
+            Some(Own::Joined { slot, number, name }) => Event::Joined(change(slot, number, name)),
+            Some(Own::Left { slot, number, name }) => Event::Left(change(slot, number, name)),
+            Some(Own::Attached { lane, number, name, .. }) => {
+                Event::ProducerAttached { seq, number, name: Name::from_words(name), lane }
+            }
+            Some(Own::Fenced { lane, number, .. }) => Event::ProducerFenced { seq, number, lane },
+            Some(Own::Opened { epoch }) => Event::Opened { seq, epoch },
+            Some(Own::Closed { epoch }) => Event::Closed { seq, epoch },
+            None => Event::Unknown { seq, kind },
+        }
+    }
+}
