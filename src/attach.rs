@@ -112,7 +112,7 @@ impl Kind for OnWorkerPage {
     }
 }
 
-/// How long the lock of one who seems to be dying is waited for.
+/// How long the lock of one who seems to be dying is waited for, and one who has locked a place and does not ask for it.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// Takes a place under a name.
@@ -122,11 +122,11 @@ pub(crate) fn take_seat<K: Kind>(
     timeout: Duration,
 ) -> Result<Seat, AttachError> {
     let deadline = wait::after(timeout);
-    let linger = wait::after(timeout.min(LINGER));
+    let (linger, overdue) = (wait::after(timeout.min(LINGER)), wait::after(LINGER));
     let mut idle = Idle::new(Wait::Park);
     let mut was_busy = false;
     loop {
-        for index in candidates::<K>(region, name) {
+        for index in candidates::<K>(region, name, wait::is_over(overdue)) {
             region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
             let lock = lock::<K>(region, index).map_err(AttachError::io(region.path(), "lock"))?;
             let Some(lock) = lock else {
@@ -184,15 +184,15 @@ fn lock<K: Kind>(region: &Region, index: u16) -> std::io::Result<Option<Lock>> {
 
 /// Places to try: that of the same name alone if there is one, else those that never had an owner, and only if there
 /// are none, those whose owner is gone. One that never had an owner may be locked by another who asks for it: it is
-/// waited for, for whoever comes back under its name is to find its place.
-fn candidates<K: Kind>(region: &Region, name: Name) -> Vec<u16> {
+/// waited for until that one is `overdue`, for whoever comes back under its name is to find its place.
+fn candidates<K: Kind>(region: &Region, name: Name, overdue: bool) -> Vec<u16> {
     let own = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
     if let Some(index) = own {
         return vec![index];
     }
     let (fresh, used): (Vec<u16>, Vec<u16>) =
         K::indexes(region).partition(|&i| K::owner(region, i).is_none());
-    let places = if fresh.is_empty() { used } else { fresh };
+    let places = if fresh.is_empty() || overdue { [fresh, used].concat() } else { fresh };
     places.into_iter().filter(|&i| !region.is_alive(K::role(i))).collect()
 }
 
@@ -287,6 +287,9 @@ fn no_answer(region: &Region, waited: Duration) -> AttachError {
 
 /// Every place is taken, or what its former owner left is not passed yet.
 fn full<K: Kind>(region: &Region, waited: Duration) -> AttachError {
+    if !region.is_alive(Role::Sequencer) {
+        return no_answer(region, waited);
+    }
     let living: Vec<_> = K::indexes(region).filter(|&i| region.is_alive(K::role(i))).collect();
     let limit = K::indexes(region).count() as u64;
     if (living.len() as u64) < limit {

@@ -9,6 +9,7 @@ use seriatim_ring::sync::Ordering;
 
 use crate::config::DigestOf;
 use crate::event::Command;
+use crate::fork::Alarm;
 use crate::payload::{self, payload_digest};
 use crate::region::map::Map;
 use crate::{Digest, crash_point};
@@ -117,17 +118,23 @@ impl Fold {
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
     /// cells go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
     #[inline]
-    pub(crate) fn walk(&mut self, map: &Map, most: u64, each: impl FnMut(Command<'_>)) -> u64 {
+    pub(crate) fn walk(&mut self, map: &Map, alarm: Alarm, most: u64, each: impl FnMut(Command<'_>)) -> u64 {
         // Asked once a walk, not for every command.
         if self.folds {
-            self.walk_as::<true>(map, most, each)
+            self.walk_as::<true>(map, alarm, most, each)
         } else {
-            self.walk_as::<false>(map, most, each)
+            self.walk_as::<false>(map, alarm, most, each)
         }
     }
 
     #[inline]
-    fn walk_as<const FOLD: bool>(&mut self, map: &Map, most: u64, mut each: impl FnMut(Command<'_>)) -> u64 {
+    fn walk_as<const FOLD: bool>(
+        &mut self,
+        map: &Map,
+        alarm: Alarm,
+        most: u64,
+        mut each: impl FnMut(Command<'_>),
+    ) -> u64 {
         let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return 0 };
         let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
         if lane == OWN_LANE {
@@ -138,6 +145,10 @@ impl Fold {
         for n in 0..most {
             crash_point!("poll.next");
             let Ok(entry) = lane.read(cell.wrapping_add(n)) else { return n };
+            if alarm.is_raised() {
+                // This may be a child that was forked by who was handed the one before, or the bytes may be gone.
+                return n;
+            }
             each(self.deliver::<FOLD>(&lane, owner, &entry));
         }
         most

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::LaneEntry;
+use seriatim_ring::control::{LaneEntry, Want};
 use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
@@ -639,7 +639,7 @@ impl Producer {
             return SubmitError::Fenced;
         }
         let bells = self.region.map().bells();
-        bells.want_room();
+        bells.want_room(Want::Now);
         wait::wake_sequencer(bells, FOR_WORK);
         SubmitError::Full(UNNAMED)
     }
@@ -748,7 +748,7 @@ impl Producer {
     /// gates.
     fn should_look_again(&self) -> bool {
         let bells = self.region.map().bells();
-        bells.want_room();
+        bells.want_room(Want::Now);
         wait::wake_sequencer(bells, FOR_WORK);
         let released = self.entry().released.load(Ordering::Acquire);
         released != self.writer.released() || self.region.state() != State::Open
@@ -888,7 +888,7 @@ fn reserve(
     let room = writer.reserve(lane, released, len as u32)?;
     // The sequencer sees cells fill up, but not bytes.
     if room.place != Place::Cell && writer.is_short_of_bytes(lane, released) {
-        map.bells().want_room();
+        map.bells().want_room(Want::Soon);
     }
     Ok(room)
 }

@@ -766,6 +766,52 @@ fn a_name_keeps_its_lane_while_there_are_lanes_that_never_had_one() {
 }
 
 #[test]
+fn one_who_is_stopped_before_it_asks_keeps_nobody_out() {
+    let region = Region::anonymous(&tiny().producers(2)).unwrap();
+    let held = Lock::take(region.file(), Role::Lane(2)).unwrap().unwrap();
+    let soon = AttachOptions::new().timeout(Duration::from_millis(50));
+    // Nobody serves: that is the reason, for who waits for a lane as for who asks for one.
+    let lane = Lock::take(region.file(), Role::Lane(1)).unwrap().unwrap();
+    let error = Producer::attach_with(&region, "p", &soon).unwrap_err();
+    assert!(matches!(error, AttachError::NoSequencer { .. }), "{error}");
+    drop(lane);
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    drop(Producer::attach(&region, "gone").unwrap());
+    // It has locked the last lane that never had an owner, and does not go on: after a moment another one will do.
+    let patient = AttachOptions::new().timeout(Duration::from_secs(60));
+    let new = Producer::attach_with(&region, "new", &patient).unwrap();
+    assert_eq!(new.attached(), Attached::New);
+    drop(held);
+}
+
+#[test]
+fn a_lane_that_fills_up_is_nobody_who_waits() {
+    let mut desk = Desk::new(&Config::new().lane_bytes(1 << 16));
+    desk.sequencer.stall_after(Duration::ZERO);
+    let (mut producer, _worker) = (desk.producer("p"), desk.worker("w"));
+    let stalls = |desk: &Desk| {
+        desk.region.errors().records.iter().filter(|record| record.code == ErrorCode::Stalled).count()
+    };
+    let look = |desk: &mut Desk| {
+        let until = Instant::now() + Duration::from_millis(300);
+        while Instant::now() < until && stalls(desk) == 0 {
+            desk.sequencer.poll(16).unwrap();
+        }
+        stalls(desk)
+    };
+    // More than half of the bytes: it is time to look at the gates, and there is room.
+    for submits in [1, 5] {
+        for _ in 0..submits {
+            producer.try_submit(0, &[0; 8 << 10]).unwrap();
+            desk.sequencer.poll(16).unwrap();
+        }
+        assert_eq!(look(&mut desk), 0, "{:?}", desk.region.errors());
+    }
+    while producer.try_submit(0, &[0; 8 << 10]).is_ok() {}
+    assert_eq!(look(&mut desk), 1);
+}
+
+#[test]
 fn who_releases_by_hand_leaves_the_rest_to_who_comes_next() {
     let region = Region::anonymous(&tiny().lane_cells(64).order_slots(64)).unwrap();
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();

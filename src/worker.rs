@@ -335,7 +335,8 @@ impl Worker {
             return 0;
         }
         let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
-        self.fold.walk(self.region.map(), most, |command| handle(Event::Command(command))) as usize
+        let handle = |command: Command<'_>| handle(Event::Command(command));
+        self.fold.walk(self.region.map(), self.alarm, most, handle) as usize
     }
 
     /// The next command, if there is nothing else to see to. What takes more than that, [`take`](Self::take) does.
@@ -366,13 +367,17 @@ impl Worker {
         deadline: Option<Instant>,
         mut handle: impl FnMut(Event<'_>),
     ) -> Result<usize, WorkerError> {
+        if limit == 0 {
+            return Ok(0);
+        }
         let Some(met) = self.await_one(deadline)? else { return Ok(0) };
         handle(self.event(&met));
         // An error comes after the first event, which was delivered: the next call meets it again.
         Ok(1 + self.poll_batch(limit.saturating_sub(1), handle).unwrap_or(0))
     }
 
-    /// Hands every event to `handle` until the order is closed, and leaves. If `handle` panics, the region's error
+    /// Hands every event to `handle` until the order is closed, and leaves. What `handle` has returned from is released,
+    /// also by a worker that does so by hand. If `handle` panics, the region's error
     /// log has the panic's text, the worker leaves, and the panic goes on.
     ///
     /// ```
@@ -410,6 +415,9 @@ impl Worker {
                 self.record_panic(&format!("panicked: {}", panic_text(&*panic)));
                 drop(self);
                 resume_unwind(panic);
+            }
+            if self.by_hand {
+                self.release();
             }
             if is_end {
                 return Ok(());
@@ -532,6 +540,10 @@ impl Worker {
     /// ```
     #[inline]
     pub fn release(&mut self) {
+        if self.alarm.is_raised() && fork::is_child() {
+            // What is lent is the parent's to give back.
+            return;
+        }
         let map = self.region.map();
         self.released = self.fold.next();
         map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
@@ -557,7 +569,7 @@ impl Worker {
             if idle.step() {
                 self.helper.hand_back();
                 let Worker { region, fold, vigil, .. } = self;
-                let is_there = || fold.is_behind(region.map());
+                let is_there = || fold.is_behind(region.map()) || region.state() == State::Exhausted;
                 if !wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_there) {
                     vigil.look(region)?;
                 }

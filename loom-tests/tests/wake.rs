@@ -4,6 +4,7 @@
 use loom::thread;
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker};
 use seriatim_loom_tests::{Futex, Outcomes, model};
+use seriatim_ring::control::Want;
 use seriatim_ring::lane::NoRoom;
 use seriatim_ring::sequencer::Orderer;
 use seriatim_ring::sync::{AtomicU32, Ordering};
@@ -148,7 +149,7 @@ fn a_cursor_wakes_the_sequencer_and_that_wakes_a_producer() {
                 let s = host.memory.shared();
                 let before = orderer.anchor();
                 while orderer.anchor() == before {
-                    if s.bells.take_wanted() || s.bells.producers.is_announced(FOR_WORK) {
+                    if s.bells.take_wanted().is_some() || s.bells.producers.is_announced(FOR_WORK) {
                         orderer.free(&s);
                     }
                     if orderer.anchor() == before {
@@ -164,7 +165,7 @@ fn a_cursor_wakes_the_sequencer_and_that_wakes_a_producer() {
         while let Err(full) = producer.reserve(8) {
             assert_eq!(full, NoRoom::Full);
             let is_there = || {
-                bells.want_room();
+                bells.want_room(Want::Now);
                 wake(&bells.sequencer, &host.sequencer, FOR_WORK);
                 // The attempt itself looks again.
                 producer.reserve(8).map(|_| producer.writer.abandon()).is_ok()
@@ -192,7 +193,7 @@ fn a_want_wakes_the_sequencer() {
         let producer = {
             let host = Arc::clone(&host);
             thread::spawn(move || {
-                host.memory.bells.want_room();
+                host.memory.bells.want_room(Want::Now);
                 wake(&host.memory.bells.sequencer, &host.sequencer, FOR_WORK);
             })
         };

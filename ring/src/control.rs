@@ -528,30 +528,40 @@ impl Bells {
         self.requests.load(Ordering::Acquire)
     }
 
-    /// A producer found no room: the sequencer looks at the gates at its next turn.
+    /// Asks the sequencer to look at the gates: there is no room, or soon there will not be.
     #[inline]
-    pub fn want_room(&self) {
+    pub fn want_room(&self, want: Want) {
         // Relaxed: a hint; a producer that sleeps announces itself at its bell as well.
-        if self.wanted.load(Ordering::Relaxed) == 0 {
-            self.wanted.store(1, Ordering::Relaxed);
+        if self.wanted.load(Ordering::Relaxed) < want as u32 {
+            self.wanted.store(want as u32, Ordering::Relaxed);
         }
     }
 
-    /// Whether a producer found no room since that was last taken.
+    /// Whether a producer wants room, and did not when that was last taken.
     #[inline]
     pub fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a producer found no room since the last time.
+    /// What a producer has wanted since the last time.
     #[inline]
-    pub fn take_wanted(&self) -> bool {
-        let wanted = self.is_wanted();
-        if wanted {
-            self.wanted.store(0, Ordering::Relaxed);
+    pub fn take_wanted(&self) -> Option<Want> {
+        let wanted = self.wanted.load(Ordering::Relaxed);
+        if wanted == 0 {
+            return None;
         }
-        wanted
+        self.wanted.store(0, Ordering::Relaxed);
+        Some(if wanted == Want::Soon as u32 { Want::Soon } else { Want::Now })
     }
+}
+
+/// How much a producer wants room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// It has some left.
+    Soon = 1,
+    /// It found none.
+    Now = 2,
 }
 
 impl Default for Bells {

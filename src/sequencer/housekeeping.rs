@@ -205,7 +205,7 @@ impl Sequencer {
         }
         // Its owner may come back: not while there are lanes that never had one.
         let is_used = entry.number.load(Ordering::Relaxed) > 0 && entry.name.load() != name;
-        if is_used && s.lanes[1..].iter().any(|entry| entry.number.load(Ordering::Relaxed) == 0) {
+        if is_used && (1..s.lanes.len() as u16).any(|lane| is_to_be_had(region, s, lane)) {
             entry.answer.give(generation, Verdict::Busy);
             return true;
         }
@@ -254,4 +254,12 @@ impl Sequencer {
         let region = self.region.clone();
         !self.is_needed(&region.map().shared(), FOR_ROOM)
     }
+}
+
+/// Whether a lane never had an owner and is free, or asked for. One that is locked without a request is that of somebody
+/// who does not get to it.
+fn is_to_be_had(region: &Region, s: &Shared<'_>, lane: u16) -> bool {
+    let entry = &s.lanes[usize::from(lane)];
+    let asked = region.map().lane_page(lane).party.request() != entry.answer.generation();
+    entry.number.load(Ordering::Relaxed) == 0 && (asked || !region.is_alive(Role::Lane(lane)))
 }

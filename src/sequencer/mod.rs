@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{CLOSING, EXHAUSTED, OPEN};
+use seriatim_ring::control::{CLOSING, EXHAUSTED, OPEN, Want};
 use seriatim_ring::sequencer::{Damage, Orderer, Stop};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Ticket};
@@ -423,8 +423,8 @@ impl Sequencer {
         let mut news = self.keep_house(false);
         let bells = self.region.map().bells();
         let wanted = bells.take_wanted();
-        self.watch.press(wanted);
-        if wanted || bells.producers.is_announced(FOR_WORK) {
+        self.watch.press(wanted == Some(Want::Now));
+        if wanted.is_some() || bells.producers.is_announced(FOR_WORK) {
             news |= self.free();
         }
         let budget = u32::try_from(budget).unwrap_or(u32::MAX);

@@ -69,7 +69,8 @@ impl SequencerConfig {
 
     /// Whether workers of this process that run dry, and producers that wait for room, make turns for it, so that a
     /// command need not be handed over to another thread first. For few cores: with a core of its own a sequencer is
-    /// faster alone. A handler that takes long delays the order by a millisecond at most. Default no.
+    /// faster alone. A handler that takes long delays the order by a millisecond at most. Who helps is on clones of the
+    /// [`Region`] that the sequencer has. Default no.
     pub fn assist(mut self, yes: bool) -> Self {
         self.assist = yes;
         self
@@ -166,10 +167,21 @@ fn run_helped(
     let region = sequencer.region.clone();
     let helped = Arc::new(Shared::new(sequencer));
     region.assistance().set(Some(Arc::clone(&helped) as _));
-    let ended = serve_helped(&helped, config, asked);
-    region.assistance().set(None);
-    helped.end();
-    ended
+    let _end = End { region: &region, helped: &helped };
+    serve_helped(&helped, config, asked)
+}
+
+/// Lets go of a sequencer that was helped, also when its thread panics.
+struct End<'a> {
+    region: &'a Region,
+    helped: &'a Shared,
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.region.assistance().set(None);
+        self.helped.end();
+    }
 }
 
 fn serve_helped(
@@ -186,11 +198,11 @@ fn serve_helped(
         }
         // Waiting is done without it, but for sleeping, when nobody helps.
         drop(sequencer);
-        if helped.turns() != seen {
+        if turn.commands > 0 {
+            idle.reset();
+        } else if helped.turns() != seen {
             helped.stand_by();
             seen = helped.turns();
-            idle.reset();
-        } else if turn.commands > 0 {
             idle.reset();
         } else if idle.step() {
             let mut sequencer = helped.lock().ok_or_else(|| helped.failure())?;
@@ -293,5 +305,59 @@ impl Drop for SequencerHandle {
     fn drop(&mut self) {
         // Whoever drops it does not want to know; who does calls `stop`.
         let _ = self.end(STOP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use tracing::{Event, Metadata, Subscriber, span};
+
+    use super::*;
+    use crate::Config;
+
+    /// Somebody's log that panics.
+    struct Panics;
+
+    impl Subscriber for Panics {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+
+        fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+            span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+        fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+        fn event(&self, _: &Event<'_>) {
+            panic!("no room for a log");
+        }
+
+        fn enter(&self, _: &span::Id) {}
+
+        fn exit(&self, _: &span::Id) {}
+    }
+
+    #[test]
+    fn a_panic_of_the_thread_lets_the_next_one_serve() {
+        for assist in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let region = Region::create(folder.path().join("region"), &Config::new()).unwrap();
+            let mut sequencer = Sequencer::open(&region).unwrap();
+            // Its first turn has something to say: the file is gone.
+            drop(folder);
+            let (config, asked) = (SequencerConfig::new(), AtomicU8::new(RUN));
+            let serve = || match assist {
+                true => run_helped(sequencer, &config, &asked),
+                false => sequencer.run(&config, &asked),
+            };
+            let ended = catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panics, serve)));
+            assert!(ended.is_err());
+            assert!(Sequencer::open(&region).is_ok(), "assist: {assist}");
+        }
     }
 }

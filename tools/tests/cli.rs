@@ -380,6 +380,21 @@ fn a_closed_order_ends_its_workers_and_can_be_served_again() {
 }
 
 #[test]
+fn what_comes_after_an_order_was_reopened_is_received_by_who_comes_later() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let first = sequence(&region);
+    run_with(&["submit", &region, "--name", "p"], b"a\nb\n").with(0);
+    first.stop().with(0);
+    let second = sequence(&region);
+    run_with(&["submit", &region, "--name", "p"], b"c\nd\n").with(0);
+    // The first end lies in the midst of what it gets at once.
+    let worker = worker(&region, "w", &[]);
+    second.stop().with(0);
+    assert_eq!(worker.end().with(0).out, "a\nb\nc\nd\n");
+}
+
+#[test]
 fn a_worker_leaves_when_asked() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);

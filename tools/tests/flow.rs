@@ -237,6 +237,8 @@ fn stat_tells_the_living_the_suspect_and_the_dead_and_what_happened_so_far() {
     eventually("its gate falls", || stat(&region)["workers_died"] == 1);
     // Who comes back under its name is told what it had submitted, and what it was refused stays known.
     drop(producer);
+    // Another test of this process may be starting a child just now, which has its lock until it runs.
+    eventually("its lock falls", || row(&stat(&region), "producers", "p")["alive"] == false);
     let status = check([
         ("epoch", 2),
         ("takeovers", 1),

@@ -14,8 +14,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    Config, Event, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker,
-    WorkerError,
+    Config, Event, JoinOptions, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError,
+    Worker, WorkerError,
 };
 
 const PART: &str = "SERIATIM_FORK_PART";
@@ -94,11 +94,16 @@ fn use_handles() {
     const COMMANDS: u64 = 100_000;
     let region = Region::anonymous(&Config::new()).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let mut worker = common::join(&region, "w");
+    let by_hand = JoinOptions::new().timeout(common::ANSWER).release_by_hand(true);
+    let mut worker = Worker::join_with(&region, "w", &by_hand).unwrap();
     let mut producer = common::attach(&region, "p");
+    common::attach(&region, "first").submit(0, b"lent across the fork").unwrap();
+    while !matches!(worker.recv().unwrap(), Event::Command(_)) {}
+    let cursor = || region.snapshot().workers[0].next;
+    let before = cursor();
     let mut claiming = common::attach(&region, "claiming");
     let claim = claiming.claim(0, 5).unwrap();
-    let mut by_hand = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
+    let mut driven = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
     // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
     // the allocator, which the C library keeps usable across forks.
     match unsafe { fork() }.unwrap() {
@@ -110,15 +115,20 @@ fn use_handles() {
                 && matches!(committed, Err(SubmitError::Forked))
                 && matches!(worker.poll(), Err(WorkerError::Forked))
                 && matches!(worker.recv(), Err(WorkerError::Forked))
-                && matches!(by_hand.poll(16), Err(SequencerError::Forked))
+                && {
+                    worker.release();
+                    cursor() == before
+                }
+                && matches!(driven.poll(16), Err(SequencerError::Forked))
                 && matches!(sequencer.close(), Err(SequencerError::Forked));
-            drop((producer, worker, claiming, by_hand, region));
+            drop((producer, worker, claiming, driven, region));
             exit(i32::from(!forked));
         }
         ForkResult::Parent { child } => {
             assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's handles");
             drop(claim);
-            by_hand.poll(16).unwrap();
+            assert_eq!(cursor(), before);
+            driven.poll(16).unwrap();
             let submitting = thread::spawn(move || {
                 for n in 0..COMMANDS {
                     producer.submit_at(n, 0, &n.to_le_bytes()).unwrap();
@@ -130,6 +140,7 @@ fn use_handles() {
                         break command.payload.to_vec();
                     }
                 };
+                worker.release();
                 assert_eq!(payload, n.to_le_bytes());
             }
             submitting.join().unwrap();

@@ -2,7 +2,7 @@
 
 use crate::memory::{Memory, Origin, Producer, Size, Worker, name, payload};
 use seriatim_ring::Seq;
-use seriatim_ring::control::Verdict;
+use seriatim_ring::control::{Verdict, Want};
 use seriatim_ring::event::OWN_LANE;
 use seriatim_ring::lane::NoRoom;
 use seriatim_ring::order::Look;
@@ -46,7 +46,7 @@ fn produce(memory: &Memory, lane: u16) {
             }
             Err(NoRoom::Full) if me.writer.reserved() > 0 => drop(me.commit().unwrap()),
             Err(NoRoom::Full) => {
-                memory.bells.want_room();
+                memory.bells.want_room(Want::Now);
                 thread::yield_now();
             }
             Err(damaged) => panic!("{damaged:?}"),
@@ -135,7 +135,7 @@ fn threads_agree_on_every_command() {
             while !dry.load(Ordering::Relaxed) {
                 let s = memory.shared();
                 let turn = orderer.turn(&s, 3);
-                if s.bells.take_wanted() || turn.stop == Stop::Held {
+                if s.bells.take_wanted().is_some() || turn.stop == Stop::Held {
                     orderer.free(&s);
                 }
                 if turn.commands == 0 {

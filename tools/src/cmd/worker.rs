@@ -171,6 +171,8 @@ impl Printer {
                 }
             }
             Event::Closed { .. } if self.end.is_none() => self.end = Some(Ok("closed")),
+            // It was reopened already: what comes now is to be printed, too.
+            Event::Opened { .. } if matches!(self.end, Some(Ok("closed"))) => self.end = None,
             _ => {}
         }
     }
