@@ -85,10 +85,9 @@ impl Watch {
         self.after_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// Somebody found no room, if `wanted`.
-    #[inline]
-    pub(crate) fn press(&mut self, wanted: bool) {
-        self.pressed |= wanted;
+    /// Somebody found no room.
+    pub(crate) fn press(&mut self) {
+        self.pressed = true;
     }
 
     /// Looks at all workers; `now_ns` is the monotonic clock.
@@ -269,7 +268,7 @@ mod tests {
         let mut watch = Watch::new(Duration::from_secs(1));
         look(&mut watch, &region, 1..=10);
         assert_eq!(count(&region, ErrorCode::Stalled), 0, "nobody waits for it");
-        watch.press(true);
+        watch.press();
         look(&mut watch, &region, 11..=20);
         assert_eq!(count(&region, ErrorCode::Stalled), 1);
         assert!(watch.stall.is_some());
@@ -285,7 +284,7 @@ mod tests {
         let policy = WorkerPolicy::KillAfter { lag: 1, time: Duration::from_secs(5) };
         let (region, _sequencer, _worker) = stuck(policy);
         let mut watch = Watch::new(Duration::from_secs(1));
-        watch.press(true);
+        watch.press();
         for hour in 1..10 {
             watch.look(&region, hour * 3600 * SECOND);
         }
@@ -307,9 +306,9 @@ mod tests {
         }
         let _other = other.join().unwrap();
         let mut watch = Watch::new(Duration::from_secs(1));
-        watch.press(true);
+        watch.press();
         look(&mut watch, &region, 1..=3);
-        watch.press(true);
+        watch.press();
         watch.look(&region, 3 * SECOND);
         assert_eq!(watch.stall.map(|stall| stall.slot), Some(0));
         drop(worker);

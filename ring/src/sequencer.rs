@@ -262,10 +262,12 @@ impl Orderer {
         if !self.has_slot(s) {
             return Err(Stop::Held);
         }
-        let (total, ticket) = self.coalesce(s, lane, count, left);
-        if Seq::MAX.since(self.next) < u64::from(total) {
+        // What the lane can have outstanding, or indexes are left: the order ends with the last ticket that fits.
+        let most = left.min(Seq::MAX.since(self.next));
+        if most < u64::from(count) {
             return Err(Stop::Exhausted);
         }
+        let (total, ticket) = self.coalesce(s, lane, count, most);
         self.ticket = ticket;
         self.publish(s, lane, entry, total);
         self.look_at_gates |= left - u64::from(total) <= s.lane_cells * 3 / 4;
@@ -274,10 +276,8 @@ impl Orderer {
 
     /// Adds the tickets of the same lane that follow and are in sight.
     #[inline]
-    fn coalesce(&self, s: &Shared<'_>, lane: u16, first: u32, left: u64) -> (u32, u64) {
-        // Near the end of the order no longer than there are indexes: it ends with the last ticket that fits.
-        let indexes = Seq::MAX.since(self.next);
-        let longest = left.min(s.lane_cells / 4).min(u64::from(MAX_RUN)).min(indexes) as u32;
+    fn coalesce(&self, s: &Shared<'_>, lane: u16, first: u32, most: u64) -> (u32, u64) {
+        let longest = most.min(s.lane_cells / 4).min(u64::from(MAX_RUN)) as u32;
         let (mut total, mut at) = (first, self.ticket.wrapping_add(1));
         while let Some(Ticket::Cells { lane: next, count }) = s.tickets.peek(at) {
             if next != lane || count == 0 || total.saturating_add(count) > longest {

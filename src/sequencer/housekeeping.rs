@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use seriatim_ring::control::{GONE, MemberEntry, Verdict};
+use seriatim_ring::control::{GONE, MemberEntry, Verdict, Want};
 use seriatim_ring::order::Follower;
 use seriatim_ring::sequencer::{Shared, gate};
 use seriatim_ring::sync::Ordering;
@@ -37,6 +37,15 @@ impl Sequencer {
             return Ok(());
         }
         self.file.look(&self.region, "sequencer").map_err(|source| lost(&self.region, source))
+    }
+
+    /// Frees what can be freed for producers who want room.
+    #[inline(never)]
+    pub(super) fn meet_wants(&mut self) -> bool {
+        if self.region.map().bells().take_wanted() == Some(Want::Now) {
+            self.watch.press();
+        }
+        self.free()
     }
 
     /// Frees what every gate has passed, or what is to be dropped.

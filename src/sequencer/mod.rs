@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{CLOSING, EXHAUSTED, OPEN, Want};
+use seriatim_ring::control::{CLOSING, EXHAUSTED, OPEN};
 use seriatim_ring::sequencer::{Damage, Orderer, Stop};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Ticket};
@@ -422,10 +422,8 @@ impl Sequencer {
         self.region.map().control().pulse.turns.store(self.stats.turns + 1, Ordering::Relaxed);
         let mut news = self.keep_house(false);
         let bells = self.region.map().bells();
-        let wanted = bells.take_wanted();
-        self.watch.press(wanted == Some(Want::Now));
-        if wanted.is_some() || bells.producers.is_announced(FOR_WORK) {
-            news |= self.free();
+        if bells.is_wanted() || bells.producers.is_announced(FOR_WORK) {
+            news |= self.meet_wants();
         }
         let budget = u32::try_from(budget).unwrap_or(u32::MAX);
         let ordered = self.orderer.turn(&self.region.map().shared(), budget);
@@ -456,8 +454,8 @@ impl Sequencer {
                 return Err(SequencerError::Exhausted { last: self.orderer.next() });
             }
         };
-        self.watch.press(self.stuck);
         if self.stuck {
+            self.watch.press();
             turn.held = Some(self.region.held_by_worker());
         }
         self.stats.closed |= turn.closed;

@@ -238,6 +238,8 @@ impl Trial {
         let only = Who::Worker(0);
         engine.await_all("everybody is at work", |e| e.seen(0) > 20 && e.have_submitted(1));
         engine.signal(only, Signal::SIGSTOP);
+        // Before it stands, it could receive all that is to fill the ring.
+        engine.await_all("it stands still", |e| e.is_stopped(only));
         engine.set_goal(BEFORE + MORE);
         engine.await_all("the ring is full behind it", |e| {
             let snapshot = e.region().snapshot();
