@@ -144,8 +144,14 @@ fn produce(region: &Region, table: &Stamps, me: usize) {
         let made = |i: u64| payload(me, next + i);
         match made(0).1.len() % 4 {
             0 => {
-                let count = (goal - next).min(1 + next % 5).min(producer.max_batch() as u64);
-                let batch: Vec<(u16, Vec<u8>)> = (0..count).map(made).collect();
+                let most = (goal - next).min(1 + next % 5).min(producer.max_batch() as u64);
+                let mut bytes = 0;
+                let fits = |(_, payload): &(u16, Vec<u8>)| {
+                    bytes += payload.len().next_multiple_of(64) as u64;
+                    bytes <= producer.max_batch_bytes()
+                };
+                let batch: Vec<(u16, Vec<u8>)> = (0..most).map(made).take_while(fits).collect();
+                let count = batch.len() as u64;
                 let batch: Vec<(u16, &[u8])> =
                     batch.iter().map(|(k, bytes)| (*k, bytes.as_slice())).collect();
                 assert_eq!(producer.submit_batch(&batch).unwrap(), next..next + count);
