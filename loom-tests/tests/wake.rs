@@ -198,7 +198,7 @@ fn a_want_wakes_the_sequencer() {
             })
         };
         let s = host.memory.shared();
-        while !(s.bells.take_wanted() && orderer.free(&s)) {
+        while !(s.bells.take_wanted().is_some() && orderer.free(&s)) {
             let level = orderer.sleep_level(&s);
             sleep(&s.bells.sequencer, &host.sequencer, level, || orderer.is_needed(&s, level), &noted);
         }
