@@ -495,6 +495,31 @@ fn closing_delivers_what_was_submitted_then_the_end_and_refuses_the_rest() {
 }
 
 #[test]
+fn nothing_follows_the_end_until_a_successor_serves() {
+    let mut desk = Desk::new(&Config::new());
+    let (mut worker, other) = (desk.worker("w"), desk.worker("other"));
+    desk.sequencer.close();
+    while !desk.sequencer.poll(16).unwrap().closed {}
+    // Whoever got the end leaves, while turns may go on: those of a thread that helps, say.
+    other.leave();
+    assert_eq!((desk.sequencer.poll(16).unwrap().commands, desk.sequencer.stats().closed), (0, true));
+    desk.sequencer.sleep(None, || panic!("it has no reason to sleep"));
+    let end = loop {
+        if let Event::Closed { seq, .. } = worker.recv().unwrap() {
+            break seq;
+        }
+    };
+    assert_eq!(desk.region.snapshot().next, end.plus(1));
+    assert_eq!(worker.recv(), Err(WorkerError::Closed));
+    let Desk { region, sequencer } = desk;
+    drop(sequencer);
+    let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+    desk.turn();
+    assert!(matches!(worker.recv().unwrap(), Event::Opened { epoch: 2, .. }));
+    assert!(matches!(worker.recv().unwrap(), Event::Left(member) if member.name.as_str() == "other"));
+}
+
+#[test]
 fn closing_frees_producers_that_wait() {
     let region = Region::anonymous(&tiny().order_slots(4)).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();

@@ -81,6 +81,11 @@ impl Helped for Shared {
     /// Makes a turn; whether that ordered anything.
     fn help(&self) -> bool {
         let Some(mut held) = self.sequencer.try_lock().ok().and_then(Held::of) else { return false };
+        if held.stats.closed {
+            // Its thread is to see that.
+            self.thread.unpark();
+            return false;
+        }
         // One at a time adds, under the mutex.
         self.turns.store(self.turns().wrapping_add(1), Ordering::Relaxed);
         held.stats.assisted_turns += 1;

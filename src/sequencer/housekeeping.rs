@@ -232,8 +232,8 @@ impl Sequencer {
 
     /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, `is_asked`, or
     /// the deadline.
-    pub(super) fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
-        if self.before_sleep() {
+    pub(crate) fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
+        if self.stats.closed || self.before_sleep() {
             return;
         }
         let region = self.region.clone();

@@ -396,11 +396,14 @@ impl Sequencer {
     }
 
     /// One turn: lets in who asks, orders what is queued in at most `budget` runs, wakes who sleeps. Never
-    /// waits.
+    /// waits. Once the order is closed it does nothing more: only a successor can go on after the end.
     ///
     /// # Errors
     /// The last index is used up.
     pub fn poll(&mut self, budget: usize) -> Result<Turn, SequencerError> {
+        if self.stats.closed {
+            return Ok(Turn { commands: 0, runs: 0, held: None, closed: true });
+        }
         if self.alarm.is_raised() || self.look_at_file {
             self.check_file()?;
         }
