@@ -1,7 +1,7 @@
 //! [`Fold`]: following the order through the lanes, cell by cell, with the chain digest.
 
 use seriatim_ring::Seq;
-use seriatim_ring::digest::fold;
+use seriatim_ring::digest::{Place, fold, fold_at};
 use seriatim_ring::event::{self, Event as Own, OWN_LANE, WORDS};
 use seriatim_ring::lane::{BadCell, Entry, Lane, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
@@ -116,9 +116,16 @@ impl Fold {
     }
 
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
-    /// cells go; how many. What ends it is for [`step_as`](Self::step_as) to meet.
+    /// cells go; how many, or `None` if nothing is published. What else ends it is for [`step_as`](Self::step_as) to
+    /// meet.
     #[inline]
-    pub(crate) fn walk(&mut self, map: &Map, alarm: Alarm, most: u64, each: impl FnMut(Command<'_>)) -> u64 {
+    pub(crate) fn walk(
+        &mut self,
+        map: &Map,
+        alarm: Alarm,
+        most: u64,
+        each: impl FnMut(Command<'_>),
+    ) -> Option<u32> {
         // Asked once a walk, not for every command.
         if self.folds {
             self.walk_as::<true>(map, alarm, most, each)
@@ -134,24 +141,40 @@ impl Fold {
         alarm: Alarm,
         most: u64,
         mut each: impl FnMut(Command<'_>),
-    ) -> u64 {
-        let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return 0 };
-        let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
+    ) -> Option<u32> {
+        let Ok(step) = self.follower.peek(&map.order()) else { return Some(0) };
+        let Step { seq, lane, cell } = step?;
+        let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return Some(0) };
         if lane == OWN_LANE {
-            return 0;
+            return Some(0);
         }
         let lane = map.lane(lane);
-        let most = most.min(self.follower.left().into());
-        for n in 0..most {
+        let most = most.min(self.follower.left().into()) as u32;
+        let mut place = Place::of(owner.number, cell.wrapping_sub(owner.base));
+        let mut walk = Walk { digest: self.digest, done: 0, fold: self };
+        while walk.done < most {
             crash_point!("poll.next");
-            let Ok(entry) = lane.read(cell.wrapping_add(n)) else { return n };
+            let Some((entry, payload)) = read(&lane, cell.wrapping_add(walk.done.into())) else { break };
             if alarm.is_raised() {
                 // This may be a child that was forked by who was handed the one before, or the bytes may be gone.
-                return n;
+                break;
             }
-            each(self.deliver::<FOLD>(&lane, owner, &entry));
+            let command = Command {
+                seq: seq.plus(walk.done.into()),
+                producer: owner.number,
+                index: entry.cell.wrapping_sub(owner.base),
+                kind: entry.kind,
+                payload,
+                digest: Digest(walk.digest),
+            };
+            if FOLD {
+                walk.digest = fold_at(walk.digest, place, entry.shape(), entry.digest);
+                place = place.next();
+            }
+            walk.done += 1;
+            each(command);
         }
-        most
+        Some(walk.done)
     }
 
     /// The next command, if it is simply the next of a producer's. What it is not is for [`step_as`](Self::step_as) to
@@ -167,27 +190,17 @@ impl Fold {
     /// Folds what [`plain`](Self::plain) found.
     #[inline(always)]
     pub(crate) fn take_plain<'m>(&mut self, map: &'m Map, plain: &Plain) -> Command<'m> {
-        let lane = map.lane(plain.lane);
-        if self.folds {
-            self.deliver::<true>(&lane, plain.owner, &plain.entry)
-        } else {
-            self.deliver::<false>(&lane, plain.owner, &plain.entry)
-        }
-    }
-
-    /// The command of an entry that is the next, folded and gone past.
-    #[inline(always)]
-    fn deliver<'m, const FOLD: bool>(&mut self, lane: &Lane<'m>, owner: Owner, entry: &Entry) -> Command<'m> {
+        let Plain { lane, owner, entry } = plain;
         let folded = owner.folded(entry);
         let command = Command {
             seq: self.follower.next(),
             producer: folded.producer,
             index: folded.index,
             kind: folded.kind,
-            payload: payload::read(lane.payload(entry), entry.len as usize),
+            payload: payload::read(map.lane(*lane).payload(entry), entry.len as usize),
             digest: Digest(self.digest),
         };
-        if FOLD {
+        if self.folds {
             self.digest = fold(self.digest, folded);
         }
         self.follower.advance();
@@ -203,6 +216,31 @@ impl Fold {
             *owner = Owner { number, base };
         }
     }
+}
+
+/// A walk in progress: what it has done is done, also if who was handed the last one panics.
+struct Walk<'f> {
+    fold: &'f mut Fold,
+    digest: u64,
+    done: u32,
+}
+
+impl Drop for Walk<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.fold.digest = self.digest;
+        self.fold.follower.advance_by(self.done);
+    }
+}
+
+/// A cell and its payload, if the cell is whole. Which of both kinds it is, is asked once.
+#[inline(always)]
+fn read<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [u8])> {
+    if let Some((entry, words, len)) = lane.read_inline(cell) {
+        return Some((entry, payload::read(words, len)));
+    }
+    let entry = lane.read(cell).ok()?;
+    Some((entry, payload::read(lane.payload(&entry), entry.len as usize)))
 }
 
 fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(), Corrupt> {

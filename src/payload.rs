@@ -22,12 +22,37 @@ pub fn payload_digest(payload: &[u8]) -> u64 {
     XxHash3_64::oneshot(payload)
 }
 
-/// A payload of at most [`INLINE`] bytes as the words of a cell, with zeroes behind it.
+/// Copies a payload of at most [`INLINE`] bytes into the words of its cell.
 #[inline(always)]
-pub(crate) fn words_of(payload: &[u8]) -> [u64; INLINE_WORDS] {
-    let mut bytes = [0; INLINE];
-    bytes[..payload.len()].copy_from_slice(payload);
-    std::array::from_fn(|at| u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at * 8 + byte])))
+pub(crate) fn write_inline(words: &[AtomicU64; INLINE_WORDS], payload: &[u8]) {
+    let to = words.as_ptr().cast::<[u8; INLINE]>().cast_mut();
+    // SAFETY: [B1] the words are so many bytes, may be written through a shared reference, and nobody else uses them.
+    copy_small(unsafe { &mut *to }, payload);
+}
+
+/// Copies at most [`INLINE`] bytes in a few moves of fixed sizes, which overlap where the length asks for it: for so
+/// little a call would take longer than what it does.
+#[inline(always)]
+fn copy_small(to: &mut [u8; INLINE], from: &[u8]) {
+    /// The first and the last `N` bytes; together all, if there are at most twice as many.
+    #[inline(always)]
+    fn ends<const N: usize>(to: &mut [u8], from: &[u8]) {
+        let len = from.len();
+        to[..N].copy_from_slice(&from[..N]);
+        to[len - N..len].copy_from_slice(&from[len - N..]);
+    }
+    match from.len() {
+        33.. => {
+            to[16..32].copy_from_slice(&from[16..32]);
+            ends::<16>(to, from);
+        }
+        16.. => ends::<16>(to, from),
+        8.. => ends::<8>(to, from),
+        4.. => ends::<4>(to, from),
+        2.. => ends::<2>(to, from),
+        1 => to[0] = from[0],
+        0 => {}
+    }
 }
 
 /// Copies a payload into the words of the room that was reserved for it.
@@ -71,6 +96,17 @@ pub(crate) fn bytes_of(words: &[u64], len: usize) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn small_payloads_are_copied_whole_and_nothing_beside_them() {
+        let from: [u8; INLINE] = std::array::from_fn(|at| at as u8 + 1);
+        for len in 0..=INLINE {
+            let mut to = [0xee; INLINE];
+            copy_small(&mut to, &from[..len]);
+            assert_eq!(to[..len], from[..len]);
+            assert!(to[len..].iter().all(|&byte| byte == 0xee), "{len}: {to:?}");
+        }
+    }
 
     #[test]
     fn the_digest_is_a_fixed_format() {

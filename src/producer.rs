@@ -10,7 +10,7 @@ use seriatim_ring::control::{LaneEntry, Want};
 use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
-use seriatim_ring::sync::{AtomicU64, Ordering};
+use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
@@ -26,7 +26,7 @@ use crate::payload::{self, payload_digest};
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
-use crate::region::map::Map;
+use crate::region::map::{Map, ProducerParts};
 use crate::region::snapshot::State;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
@@ -244,11 +244,14 @@ pub enum WaitError {
 #[derive(Debug)]
 pub struct Producer {
     region: Region,
+    parts: ProducerParts,
     alarm: Alarm,
     seat: Seat,
     name: Name,
     writer: LaneWriter,
     enqueuer: Enqueuer,
+    /// Most commands of a batch.
+    most_cells: usize,
     base: u64,
     number: u64,
     attached: Attached,
@@ -302,6 +305,7 @@ impl Producer {
             alarm: Alarm::of_this_process(),
             writer,
             enqueuer: Enqueuer::new(map.control().published.consumed.load(Ordering::Acquire)),
+            most_cells: (region.geometry().lane_cells / 2).max(1) as usize,
             base,
             number: entry.number.load(Ordering::Relaxed),
             attached: if next == 0 { Attached::New } else { Attached::Resumed { next } },
@@ -312,6 +316,7 @@ impl Producer {
             full_at: None,
             digests: Digests(region.digest_of() == DigestOf::Payload),
             region: region.clone(),
+            parts: ProducerParts::of(region, seat.index),
             seat,
             name,
             not_sync: PhantomData,
@@ -351,7 +356,7 @@ impl Producer {
     /// Most commands of a batch: half of the lane's cells.
     #[must_use]
     pub fn max_batch(&self) -> usize {
-        (self.region.geometry().lane_cells / 2).max(1) as usize
+        self.most_cells
     }
 
     /// Most bytes of the lane that the payloads of a batch can take: half of them. A payload of up to 40 bytes
@@ -366,7 +371,10 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`]; in each case nothing was submitted.
     pub fn try_submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.attempt(kind, payload).map_err(|error| self.name_culprit(error))
+        match self.submit_plain(kind, payload) {
+            Some(index) => Ok(index),
+            None => self.attempt(kind, payload).map_err(|error| self.name_culprit(error)),
+        }
     }
 
     /// Submits a command, waiting for room as long as it takes. Not for a thread that has a [`Worker`](crate::Worker)
@@ -376,7 +384,10 @@ impl Producer {
     /// # Errors
     /// As [`try_submit`](Self::try_submit), but never [`SubmitError::Full`].
     pub fn submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.waiting(None, |me| me.attempt(kind, payload))
+        match self.submit_plain(kind, payload) {
+            Some(index) => Ok(index),
+            None => self.waiting(None, |me| me.attempt(kind, payload)),
+        }
     }
 
     /// Submits a command, waiting for room until the deadline.
@@ -384,7 +395,10 @@ impl Producer {
     /// # Errors
     /// As [`try_submit`](Self::try_submit).
     pub fn submit_deadline(&mut self, kind: u16, payload: &[u8], at: Instant) -> Result<u64, SubmitError> {
-        self.waiting(Some(at), |me| me.attempt(kind, payload))
+        match self.submit_plain(kind, payload) {
+            Some(index) => Ok(index),
+            None => self.waiting(Some(at), |me| me.attempt(kind, payload)),
+        }
     }
 
     /// Submits the command that the caller counts as its `index`th, waiting for room as long as it takes: for
@@ -454,8 +468,8 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        let room = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
-        Ok(Claim { producer: self, room, kind })
+        let (room, ahead) = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
+        Ok(Claim { producer: self, room, ahead, kind })
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room as long as it takes.
@@ -463,8 +477,8 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        let room = self.waiting(None, |me| me.attempt_claim(len))?;
-        Ok(Claim { producer: self, room, kind })
+        let (room, ahead) = self.waiting(None, |me| me.attempt_claim(len))?;
+        Ok(Claim { producer: self, room, ahead, kind })
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room until the deadline.
@@ -472,34 +486,35 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
-        let room = self.waiting(Some(at), |me| me.attempt_claim(len))?;
-        Ok(Claim { producer: self, room, kind })
+        let (room, ahead) = self.waiting(Some(at), |me| me.attempt_claim(len))?;
+        Ok(Claim { producer: self, room, ahead, kind })
+    }
+
+    /// Submits a command whose payload lies in its cell, if nothing stands against that; else nothing has happened, and
+    /// [`attempt`](Self::attempt) finds out what it is.
+    #[inline(always)]
+    fn submit_plain(&mut self, kind: u16, payload: &[u8]) -> Option<u64> {
+        if self.alarm.is_raised() || payload.len() > INLINE {
+            return None;
+        }
+        let Producer { parts, writer, digests, .. } = self;
+        let cell = writer.reserve_inline(parts.lane(), &parts.entry().released, 1).ok()?;
+        put_inline(writer, parts.lane(), cell, *digests, kind, payload);
+        if self.enqueue(1).is_err() {
+            self.writer.abandon();
+            return None;
+        }
+        Some(cell.wrapping_sub(self.base))
     }
 
     /// One attempt to submit a command.
-    #[inline]
-    fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        self.may_begin()?;
-        if payload.len() > INLINE {
-            return self.attempt_outside(kind, payload);
-        }
-        let map = self.region.map();
-        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
-        match put(map, &mut self.writer, &lane, released, self.digests, kind, payload) {
-            Ok(()) => self.queue().map(|range| range.start),
-            Err(why) => Err(self.no_room(why)),
-        }
-    }
-
-    /// One attempt to submit a command whose payload goes into the bytes of the lane.
     #[inline(never)]
-    fn attempt_outside(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
-        let map = self.region.map();
-        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
-        if payload.len() as u64 > lane.max_payload() {
+    fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        self.may_go_on()?;
+        if payload.len() as u64 > self.parts.lane().max_payload() {
             return Err(self.too_large(payload.len()));
         }
-        match put_outside(map, &mut self.writer, &lane, released, self.digests, kind, payload) {
+        match self.put(kind, payload) {
             Ok(()) => self.queue().map(|range| range.start),
             Err(why) => Err(self.no_room(why)),
         }
@@ -507,67 +522,97 @@ impl Producer {
 
     /// One attempt to submit commands with one ticket.
     fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+        self.may_go_on()?;
+        if commands.is_empty() || commands.len() > self.most_cells {
+            return Err(self.bad_batch(commands));
+        }
+        // With nothing for the bytes of the lane only their number counts.
+        let Producer { parts, writer, digests, .. } = self;
+        let count = commands.len() as u32;
+        let first = match writer.reserve_inline(parts.lane(), &parts.entry().released, count) {
+            Ok(cell) => cell,
+            Err(why) => return Err(self.no_room(why)),
+        };
+        let lane = *parts.lane();
+        for (cell, &(kind, payload)) in (0..).map(|n| first.wrapping_add(n)).zip(commands) {
+            if payload.len() > INLINE {
+                return self.attempt_batch_outside(commands);
+            }
+            put_inline(writer, &lane, cell, *digests, kind, payload);
+        }
+        self.queue()
+    }
+
+    /// As [`attempt_batch`](Self::attempt_batch), where payloads go into the bytes of the lane: all anew.
+    #[inline(never)]
+    fn attempt_batch_outside(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+        self.writer.abandon();
         self.check_batch(commands)?;
-        self.may_begin()?;
-        let map = self.region.map();
-        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
-        let (writer, digests) = (&mut self.writer, self.digests);
-        let put = commands
-            .iter()
-            .try_for_each(|(kind, payload)| put(map, writer, &lane, released, digests, *kind, payload));
-        match put {
+        match commands.iter().try_for_each(|(kind, payload)| self.put(*kind, payload)) {
             Ok(()) => self.queue(),
             Err(why) => Err(self.no_room(why)),
         }
     }
 
-    /// One attempt to reserve room, for a claim.
-    fn attempt_claim(&mut self, len: usize) -> Result<Room, SubmitError> {
-        self.may_begin()?;
-        self.reserve(len)
-    }
-
-    /// Whether this process may use the producer; of what was reserved before nothing is left then.
-    #[inline(always)]
-    fn may_begin(&mut self) -> Result<(), SubmitError> {
-        if self.writer.reserved() > 0 {
-            // A claim that was forgotten instead of dropped.
-            self.writer.abandon();
+    /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
+    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), NoRoom> {
+        let Producer { parts, writer, digests, .. } = self;
+        let (lane, released) = (parts.lane(), &parts.entry().released);
+        if payload.len() <= INLINE {
+            let cell = writer.reserve_inline(lane, released, 1)?;
+            put_inline(writer, lane, cell, *digests, kind, payload);
+            return Ok(());
         }
-        self.may_go_on()
+        let room = reserve(parts, writer, payload.len())?;
+        payload::write(lane.room(&room), payload);
+        crash_point!("submit.payload");
+        writer.fill(lane, &room, kind, digests.of(payload));
+        Ok(())
     }
 
+    /// One attempt to reserve room, for a claim: the room, and the writer that has it reserved.
+    fn attempt_claim(&mut self, len: usize) -> Result<(Room, LaneWriter), SubmitError> {
+        self.may_go_on()?;
+        if len as u64 > self.parts.lane().max_payload() {
+            return Err(self.too_large(len));
+        }
+        match reserve(&self.parts, &mut self.writer, len) {
+            Ok(room) => {
+                let ahead = self.writer.clone();
+                self.writer.abandon();
+                Ok((room, ahead))
+            }
+            Err(why) => Err(self.no_room(why)),
+        }
+    }
+
+    /// Whether this process may use the producer.
     #[inline(always)]
     fn may_go_on(&self) -> Result<(), SubmitError> {
         if self.alarm.is_raised() { self.check() } else { Ok(()) }
     }
 
-    /// Reserves room for one command. On failure nothing is reserved.
-    fn reserve(&mut self, len: usize) -> Result<Room, SubmitError> {
-        let map = self.region.map();
-        let (lane, released) = (map.lane(self.seat.index), &map.lane_entry(self.seat.index).released);
-        if len as u64 > lane.max_payload() {
-            return Err(self.too_large(len));
-        }
-        reserve(map, &mut self.writer, &lane, released, len).map_err(|why| self.no_room(why))
-    }
-
     /// Queues one ticket for what was put: the moment in which it is submitted.
     #[inline(always)]
     fn queue(&mut self) -> Result<Range<u64>, SubmitError> {
-        let first = self.next_index();
-        let count = self.writer.reserved();
-        let map = self.region.map();
-        let ticket = Ticket::Cells { lane: self.seat.index, count };
-        let void_before = &map.control().reign.void_before;
-        if let Err(refused) = self.enqueuer.enqueue(&map.tickets(), ticket, void_before) {
-            return Err(self.refused(refused));
+        let (first, count) = (self.next_index(), self.writer.reserved());
+        match self.enqueue(count) {
+            Ok(()) => Ok(first..first + u64::from(count)),
+            Err(refused) => Err(self.refused(refused)),
         }
+    }
+
+    /// As [`queue`](Self::queue), for the `count` commands that are reserved; on failure they stay that.
+    #[inline(always)]
+    fn enqueue(&mut self, count: u32) -> Result<(), Refused> {
+        let ticket = Ticket::Cells { lane: self.seat.index, count };
+        let void_before = &self.parts.control().reign.void_before;
+        self.enqueuer.enqueue(self.parts.tickets(), ticket, void_before)?;
         self.writer.commit();
         crash_point!("submit.queued");
-        wait::wake_sequencer_since_swap(map.bells());
+        wait::wake_sequencer_since_swap(self.parts.bells());
         crash_point!("submit.done");
-        Ok(first..first + u64::from(count))
+        Ok(())
     }
 
     #[cold]
@@ -587,18 +632,12 @@ impl Producer {
         }
     }
 
-    #[inline]
-    fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
-        // With nothing for the bytes of the lane only their number counts.
-        let all_inline = commands.iter().all(|(_, payload)| payload.len() <= INLINE);
-        if all_inline && (1..=self.max_batch()).contains(&commands.len()) {
-            return Ok(());
-        }
-        self.check_large_batch(commands)
+    #[cold]
+    fn bad_batch(&self, commands: &[(u16, &[u8])]) -> SubmitError {
+        self.check_batch(commands).err().unwrap_or(SubmitError::EmptyBatch)
     }
 
-    #[inline(never)]
-    fn check_large_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
+    fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
         let max = self.max_payload();
         if let Some((_, long)) = commands.iter().find(|(_, payload)| payload.len() > max) {
             return Err(SubmitError::TooLarge { len: long.len(), max });
@@ -682,12 +721,8 @@ impl Producer {
         }
     }
 
-    fn lane(&self) -> Lane<'_> {
-        self.region.map().lane(self.seat.index)
-    }
-
     fn entry(&self) -> &LaneEntry {
-        self.region.map().lane_entry(self.seat.index)
+        self.parts.entry()
     }
 
     /// Who keeps this producer's commands from being passed.
@@ -838,57 +873,22 @@ impl Digests {
     }
 }
 
-/// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
+/// Writes a command whose payload lies in its cell, which is reserved.
 #[inline(always)]
-fn put(
-    map: &Map,
-    writer: &mut LaneWriter,
-    lane: &Lane<'_>,
-    released: &AtomicU64,
-    digests: Digests,
-    kind: u16,
-    payload: &[u8],
-) -> Result<(), NoRoom> {
-    if payload.len() > INLINE {
-        return put_outside(map, writer, lane, released, digests, kind, payload);
-    }
+fn put_inline(writer: &LaneWriter, lane: &Lane<'_>, cell: u64, digests: Digests, kind: u16, payload: &[u8]) {
     let shape = Shape { len: payload.len() as u32, kind, digest: digests.of(payload) };
-    writer.put_inline(lane, released, shape, &payload::words_of(payload))?;
+    writer.put_inline(lane, cell, shape, |words| payload::write_inline(words, payload));
     crash_point!("submit.payload");
-    Ok(())
-}
-
-/// As [`put`], into the bytes of the lane.
-#[inline(never)]
-fn put_outside(
-    map: &Map,
-    writer: &mut LaneWriter,
-    lane: &Lane<'_>,
-    released: &AtomicU64,
-    digests: Digests,
-    kind: u16,
-    payload: &[u8],
-) -> Result<(), NoRoom> {
-    let room = reserve(map, writer, lane, released, payload.len())?;
-    payload::write(lane.room(&room), payload);
-    crash_point!("submit.payload");
-    writer.fill(lane, &room, kind, digests.of(payload));
-    Ok(())
 }
 
 /// Reserves room for a payload, and asks for more before there is none.
 #[inline]
-fn reserve(
-    map: &Map,
-    writer: &mut LaneWriter,
-    lane: &Lane<'_>,
-    released: &AtomicU64,
-    len: usize,
-) -> Result<Room, NoRoom> {
+fn reserve(parts: &ProducerParts, writer: &mut LaneWriter, len: usize) -> Result<Room, NoRoom> {
+    let (lane, released) = (parts.lane(), &parts.entry().released);
     let room = writer.reserve(lane, released, len as u32)?;
     // The sequencer sees cells fill up, but not bytes.
     if room.place != Place::Cell && writer.is_short_of_bytes(lane, released) {
-        map.bells().want_room(Want::Soon);
+        parts.bells().want_room(Want::Soon);
     }
     Ok(room)
 }
@@ -929,6 +929,8 @@ fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
 pub struct Claim<'a> {
     producer: &'a mut Producer,
     room: Room,
+    /// The producer's writer with the room reserved: it becomes the producer's own when the command is submitted.
+    ahead: LaneWriter,
     kind: u16,
 }
 
@@ -939,12 +941,11 @@ impl Claim<'_> {
     /// [`SubmitError::Closed`]; nothing is submitted then.
     pub fn commit(self) -> Result<u64, SubmitError> {
         let digest = self.producer.digests.of(&self);
-        let mut this = self;
-        let Claim { producer, room, kind } = &mut this;
+        let Claim { producer, room, ahead, kind } = self;
         // It may have been made before a fork.
         producer.may_go_on()?;
-        producer.writer.fill(&producer.lane(), room, *kind, digest);
-        // Dropping the claim afterwards gives back what has no ticket: nothing.
+        producer.writer = ahead;
+        producer.writer.fill(producer.parts.lane(), &room, kind, digest);
         producer.queue().map(|range| range.start)
     }
 }
@@ -953,19 +954,13 @@ impl Deref for Claim<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        payload::read(self.producer.lane().room(&self.room), self.room.len as usize)
+        payload::read(self.producer.parts.lane().room(&self.room), self.room.len as usize)
     }
 }
 
 impl DerefMut for Claim<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         let Claim { producer, room, .. } = self;
-        payload::room_mut(producer.lane().room(room), room)
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        self.producer.writer.abandon();
+        payload::room_mut(producer.parts.lane().room(room), room)
     }
 }

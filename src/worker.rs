@@ -308,11 +308,20 @@ impl Worker {
     ) -> Result<usize, WorkerError> {
         let mut done = 0;
         while done < limit {
-            if !CHECK {
-                let walked = self.walk(limit - done, &mut handle);
-                done += walked;
-                if walked > 0 {
-                    continue;
+            if !CHECK && self.may_walk() {
+                match self.walk(limit - done, &mut handle) {
+                    Some(0) => {}
+                    Some(walked) => {
+                        done += walked as usize;
+                        continue;
+                    }
+                    None => {
+                        self.run_dry();
+                        if self.help() {
+                            continue;
+                        }
+                        break;
+                    }
                 }
             }
             match self.take_as::<CHECK>() {
@@ -327,16 +336,13 @@ impl Worker {
         Ok(done)
     }
 
-    /// Hands out what is simply the next of a producer's commands, at most `limit`; how many. What takes more than that,
-    /// the next [`take_as`](Self::take_as) does.
-    #[inline]
-    fn walk(&mut self, limit: usize, handle: &mut impl FnMut(Event<'_>)) -> usize {
-        if !self.may_walk() {
-            return 0;
-        }
+    /// Hands out what is simply the next of a producer's commands, at most `limit`; how many, or `None` if nothing is
+    /// published. What takes more than that, the next [`take_as`](Self::take_as) does.
+    #[inline(always)]
+    fn walk(&mut self, limit: usize, handle: &mut impl FnMut(Event<'_>)) -> Option<u32> {
         let most = (self.release_every - self.next().since(self.released)).min(limit as u64);
         let handle = |command: Command<'_>| handle(Event::Command(command));
-        self.fold.walk(self.region.map(), self.alarm, most, handle) as usize
+        self.fold.walk(self.region.map(), self.alarm, most, handle)
     }
 
     /// The next command, if there is nothing else to see to. What takes more than that, [`take`](Self::take) does.
@@ -369,6 +375,10 @@ impl Worker {
     ) -> Result<usize, WorkerError> {
         if limit == 0 {
             return Ok(0);
+        }
+        let there = self.poll_batch(limit, &mut handle)?;
+        if there > 0 {
+            return Ok(there);
         }
         let Some(met) = self.await_one(deadline)? else { return Ok(0) };
         handle(self.event(&met));
@@ -457,10 +467,7 @@ impl Worker {
             crash_point!("poll.next");
             let step = self.fold.step_as::<CHECK>(self.region.map());
             let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
-                // Before its first index a newcomer has nothing to keep.
-                if self.next() != self.released && (!self.by_hand || self.next() <= self.first) {
-                    self.release();
-                }
+                self.run_dry();
                 return Ok(None);
             };
             if met.lane == OWN_LANE {
@@ -470,6 +477,15 @@ impl Worker {
             if met.seq >= self.first {
                 return Ok(Some(met));
             }
+        }
+    }
+
+    /// Says how far it is, before there is nothing more to do.
+    #[inline]
+    fn run_dry(&mut self) {
+        // Before its first index a newcomer has nothing to keep.
+        if self.next() != self.released && (!self.by_hand || self.next() <= self.first) {
+            self.release();
         }
     }
 

@@ -23,6 +23,8 @@ use crate::sync::{AtomicU64, Ordering, fence};
 pub const INLINE: usize = 40;
 /// The same in words.
 pub const INLINE_WORDS: usize = INLINE / 8;
+/// Where a cell's first word has the kind.
+const KIND: u64 = 0xffff << 32;
 /// Payloads in the byte ring begin at multiples of this.
 pub const ALIGN: u64 = 64;
 
@@ -97,7 +99,17 @@ pub struct Entry {
     pub digest: u64,
     /// Where the payload lies.
     pub place: Place,
+    head: u64,
     position: u64,
+}
+
+impl Entry {
+    /// Length and kind as the cell has them: what the chain digest takes.
+    #[inline]
+    #[must_use]
+    pub fn shape(&self) -> u64 {
+        self.head
+    }
 }
 
 /// What a cell says of its command.
@@ -193,7 +205,34 @@ impl<'a> Lane<'a> {
     /// the cell: a producer that runs wild can still change it after it was ordered, hence the check.
     #[inline]
     pub fn read(&self, number: u64) -> Result<Entry, BadCell> {
+        match self.read_inline(number) {
+            Some((entry, ..)) => Ok(entry),
+            None => self.read_outside(number),
+        }
+    }
+
+    /// As [`read`](Self::read), if the payload lies inside the cell, with the words that begin with it and its length,
+    /// which is at most theirs.
+    #[inline(always)]
+    #[must_use]
+    pub fn read_inline(&self, number: u64) -> Option<(Entry, &'a [AtomicU64; INLINE_WORDS], usize)> {
         // Relaxed: the run's commit word (R1) or the ticket (T1) has ordered these words before us.
+        let cell = self.cell(number);
+        let head = cell.head.load(Ordering::Relaxed);
+        let digest = cell.digest.load(Ordering::Relaxed);
+        // Length and flags at once: neither may be more.
+        let bytes = head & !KIND;
+        if bytes > INLINE as u64 {
+            return None;
+        }
+        let (len, kind, place) = (bytes as u32, (head >> 32) as u16, Place::Cell);
+        let entry = Entry { cell: number, len, kind, digest, place, head, position: 0 };
+        Some((entry, &cell.inline, bytes as usize))
+    }
+
+    /// As [`read`](Self::read), for a payload that does not lie inside its cell, or was being written anew.
+    fn read_outside(&self, number: u64) -> Result<Entry, BadCell> {
+        // Relaxed: as in `read_inline`.
         let cell = self.cell(number);
         let head = cell.head.load(Ordering::Relaxed);
         let digest = cell.digest.load(Ordering::Relaxed);
@@ -204,7 +243,7 @@ impl<'a> Lane<'a> {
             return bad("flags", head >> 48, 0);
         }
         if len as usize <= INLINE {
-            return Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, position });
+            return Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, head, position });
         }
         let offset = self.offset(position);
         if u64::from(len) > self.max_payload() {
@@ -213,14 +252,19 @@ impl<'a> Lane<'a> {
         if !position.is_multiple_of(ALIGN) || offset + u64::from(len) > self.bytes() {
             return bad("place", offset, self.bytes() - u64::from(len));
         }
-        Ok(Entry { cell: number, len, kind, digest, place: Place::Bytes(offset as usize), position })
+        let place = Place::Bytes(offset as usize);
+        Ok(Entry { cell: number, len, kind, digest, place, head, position })
     }
 
-    /// The words of an entry's payload; the last one may have bytes that do not belong to it.
+    /// The words that begin with an entry's payload; what comes behind its length does not belong to it.
     #[inline]
     #[must_use]
     pub fn payload(&self, entry: &Entry) -> &'a [AtomicU64] {
-        self.payload_words(entry.cell, entry.place, entry.len)
+        match entry.place {
+            // All of them: whoever reads asks for the length again, and knows the number of these.
+            Place::Cell => &self.cell(entry.cell).inline,
+            Place::Bytes(_) => self.payload_words(entry.cell, entry.place, entry.len),
+        }
     }
 
     /// The words of the room for a payload; the last one may have bytes that do not belong to it.
@@ -242,7 +286,7 @@ impl<'a> Lane<'a> {
     /// Copies a payload word by word, for readers that race with its producer, and for the models. `into` has
     /// at least as many words as the payload.
     pub fn copy(&self, entry: &Entry, into: &mut [u64]) {
-        let words = self.payload(entry);
+        let words = self.payload_words(entry.cell, entry.place, entry.len);
         for (to, from) in into.iter_mut().zip(words) {
             *to = from.load(Ordering::Relaxed);
         }
@@ -423,33 +467,48 @@ impl LaneWriter {
         Ok(room)
     }
 
-    /// Reserves a cell for a payload of at most [`INLINE`] bytes and writes both at once: what
-    /// [`reserve`](Self::reserve), [`Lane::write`] and [`fill`](Self::fill) do, without a place that could be elsewhere.
-    /// `words` are the payload as it lies in memory; those beyond its length are written, too.
+    /// Reserves the next `count` cells, for payloads that lie inside them: the number of the first one. One claim serves
+    /// all. Each is written by [`put_inline`](Self::put_inline).
     #[inline(always)]
-    pub fn put_inline(
+    pub fn reserve_inline(
         &mut self,
         lane: &Lane<'_>,
         released: &AtomicU64,
-        shape: Shape,
-        words: &[u64; INLINE_WORDS],
-    ) -> Result<(), NoRoom> {
-        debug_assert!(shape.len as usize <= INLINE);
-        if self.head.wrapping_sub(self.released) >= lane.cells() {
-            self.look_and_place(lane, released, shape.len)?;
+        count: u32,
+    ) -> Result<u64, NoRoom> {
+        let (first, end) = (self.head, self.head.wrapping_add(u64::from(count)));
+        if end.wrapping_sub(self.released) > lane.cells() {
+            self.look_for_cells(lane, released, end)?;
         }
-        let number = self.head;
-        self.head = self.head.wrapping_add(1);
-        self.claim(lane);
+        self.head = end;
+        self.claim_cells(lane);
         crash_point!("lane.claimed");
+        Ok(first)
+    }
+
+    /// Writes a reserved cell with a payload of at most [`INLINE`] bytes inside: what [`reserve`](Self::reserve) for one
+    /// cell, [`Lane::write`] and [`fill`](Self::fill) do, without a place that could be elsewhere. `payload` writes the
+    /// payload into the cell's words.
+    #[inline(always)]
+    pub fn put_inline(
+        &self,
+        lane: &Lane<'_>,
+        number: u64,
+        shape: Shape,
+        payload: impl FnOnce(&[AtomicU64; INLINE_WORDS]),
+    ) {
+        debug_assert!(shape.len as usize <= INLINE && is_after(self.head, number));
         let cell = lane.cell(number);
         cell.place.store(self.bytes_head, Ordering::Relaxed);
         crash_point!("lane.placed");
-        for (to, from) in cell.inline.iter().zip(words) {
-            to.store(*from, Ordering::Relaxed);
-        }
+        payload(&cell.inline);
         shape.store(cell);
-        Ok(())
+    }
+
+    #[cold]
+    fn look_for_cells(&mut self, lane: &Lane<'_>, released: &AtomicU64, end: u64) -> Result<(), NoRoom> {
+        self.refresh(lane, released)?;
+        if end.wrapping_sub(self.released) > lane.cells() { Err(NoRoom::Full) } else { Ok(()) }
     }
 
     #[cold]
@@ -527,13 +586,19 @@ impl LaneWriter {
     /// Says how far this producer may write from now on.
     #[inline]
     fn claim(&mut self, lane: &Lane<'_>) {
-        if is_after(self.head, self.claimed_cells) {
-            self.claimed_cells = self.head;
-            lane.claimed.cells.store(self.head, Ordering::Relaxed);
-        }
         if is_after(self.bytes_head, self.claimed_bytes) {
             self.claimed_bytes = self.bytes_head;
             lane.claimed.bytes.store(self.bytes_head, Ordering::Relaxed);
+        }
+        self.claim_cells(lane);
+    }
+
+    /// As [`claim`](Self::claim), where no bytes are claimed.
+    #[inline]
+    fn claim_cells(&mut self, lane: &Lane<'_>) {
+        if is_after(self.head, self.claimed_cells) {
+            self.claimed_cells = self.head;
+            lane.claimed.cells.store(self.head, Ordering::Relaxed);
         }
         // ORDERING [L2]: pairs with the acquire fence in `Lane::still_there`. Whoever reads a word that is
         // written after this also sees the claim.

@@ -281,10 +281,16 @@ impl Follower {
     /// Goes past the command that [`peek`](Self::peek) showed.
     #[inline]
     pub fn advance(&mut self) {
-        debug_assert!(self.left > 0);
-        self.next = self.next.plus(1);
-        self.cell = self.cell.wrapping_add(1);
-        self.left -= 1;
+        self.advance_by(1);
+    }
+
+    /// Goes past so many commands, at most those that are [`left`](Self::left).
+    #[inline]
+    pub fn advance_by(&mut self, commands: u32) {
+        debug_assert!(self.left >= commands);
+        self.next = self.next.plus(u64::from(commands));
+        self.cell = self.cell.wrapping_add(u64::from(commands));
+        self.left -= commands;
     }
 
     /// Opens the next run.

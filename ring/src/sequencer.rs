@@ -278,15 +278,13 @@ impl Orderer {
     #[inline]
     fn coalesce(&self, s: &Shared<'_>, lane: u16, first: u32, most: u64) -> (u32, u64) {
         let longest = most.min(s.lane_cells / 4).min(u64::from(MAX_RUN)) as u32;
-        let (mut total, mut at) = (first, self.ticket.wrapping_add(1));
-        while let Some(Ticket::Cells { lane: next, count }) = s.tickets.peek(at) {
-            if next != lane || count == 0 || total.saturating_add(count) > longest {
-                break;
-            }
-            total += count;
-            at = at.wrapping_add(1);
+        let mut at = self.ticket.wrapping_add(1);
+        if first >= longest {
+            return (first, at);
         }
-        (total, at)
+        let (more, tickets) = s.tickets.more_of(at, lane, longest - first);
+        at = at.wrapping_add(tickets);
+        (first + more, at)
     }
 
     /// A close ticket that an earlier sequencer queued and that is void is passed over.

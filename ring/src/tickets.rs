@@ -100,6 +100,8 @@ const STALE_LOOKS: u32 = if cfg!(loom) { u32::MAX } else { 1 << 16 };
 pub struct Tickets<'a> {
     hint: &'a AtomicU64,
     words: &'a [AtomicU64],
+    /// The number of words as a power of two.
+    shift: u32,
 }
 
 impl<'a> Tickets<'a> {
@@ -108,7 +110,7 @@ impl<'a> Tickets<'a> {
     #[must_use]
     pub fn new(hint: &'a AtomicU64, words: &'a [AtomicU64]) -> Self {
         debug_assert!(words.len().is_power_of_two());
-        Tickets { hint, words }
+        Tickets { hint, words, shift: words.len().trailing_zeros() }
     }
 
     /// How many words it has.
@@ -126,7 +128,7 @@ impl<'a> Tickets<'a> {
     /// The turn that the slot of `position` has before its ticket is in.
     #[inline]
     fn turn_before(&self, position: u64) -> u32 {
-        (position >> self.words.len().trailing_zeros()) as u32
+        (position >> self.shift) as u32
     }
 
     /// The ticket at `position`, if it is in. The sequencer calls this with its next position.
@@ -136,6 +138,33 @@ impl<'a> Tickets<'a> {
         // its cells and their payloads, and hands that on with the run that it publishes.
         let word = self.word(position).load(Ordering::Acquire);
         (turn_of(word) == self.turn_before(position).wrapping_add(1)).then(|| Ticket::decode(word))
+    }
+
+    /// How many cells the tickets from `position` on name that are in, are of `lane`, and together name at most `most`;
+    /// and how many tickets these are.
+    #[inline]
+    #[must_use]
+    pub fn more_of(&self, position: u64, lane: u16, most: u32) -> (u32, u64) {
+        // No more than the field holds: else the word of another lane could seem to be one of so many cells.
+        let most = most.min(MAX_COUNT);
+        let (mut left, mut tickets) = (u64::from(most), 0);
+        // To the end of the queue and once more from its start, where the next turn begins.
+        for _ in 0..2 {
+            let at = position.wrapping_add(tickets);
+            // A ticket for no cells: what a word is more than that is its cells, if it is of this turn and lane.
+            let none = Ticket::Cells { lane, count: 0 }.encode(self.turn_before(at).wrapping_add(1));
+            let words = &self.words[at as usize & (self.words.len() - 1)..];
+            for word in words {
+                // ORDERING [T1]: Acquire; as in `peek`.
+                let cells = word.load(Ordering::Acquire).wrapping_sub(none);
+                if cells == 0 || cells > left {
+                    return (most - left as u32, tickets);
+                }
+                left -= cells;
+                tickets += 1;
+            }
+        }
+        (most - left as u32, tickets)
     }
 
     /// The first position from `from` on where no ticket is in; at most a queue further on.
@@ -314,6 +343,39 @@ mod tests {
                 assert_eq!(queue.tail(at), at.wrapping_add(1));
             }
         }
+    }
+
+    #[test]
+    fn more_of_a_lane_ends_where_something_else_begins() {
+        for start in [0, 5, 6, 7, (1 << 34) - 3, u64::MAX - 1] {
+            let (hint, words, void) = (AtomicU64::new(0), words(8), AtomicU64::new(start));
+            let queue = Tickets::new(&hint, &words);
+            queue.start_at(start);
+            let mut enqueuer = Enqueuer::new(start);
+            let mut put = |ticket| enqueuer.enqueue(&queue, ticket, &void).map(drop);
+            assert_eq!(queue.more_of(start, 2, 100), (0, 0));
+            for ticket in
+                [cells(2, 3), cells(2, 4), cells(2, MAX_COUNT), cells(3, 1), cells(2, 1), cells(2, 0)]
+            {
+                put(ticket).unwrap();
+            }
+            assert_eq!(queue.more_of(start, 2, 100), (7, 2));
+            assert_eq!(queue.more_of(start, 2, 7), (7, 2));
+            assert_eq!(queue.more_of(start, 2, 6), (3, 1));
+            assert_eq!(queue.more_of(start, 2, u32::MAX), (7, 2));
+            assert_eq!(queue.more_of(start, 1, u32::MAX), (0, 0));
+            assert_eq!(queue.more_of(start.wrapping_add(4), 2, 100), (1, 1));
+            put(Ticket::Close).unwrap();
+            assert_eq!(queue.more_of(start.wrapping_add(6), 2, 100), (0, 0));
+        }
+        let (hint, words, void) = (AtomicU64::new(0), words(4), AtomicU64::new(0));
+        let queue = Tickets::new(&hint, &words);
+        let mut enqueuer = Enqueuer::new(0);
+        for _ in 0..4 {
+            enqueuer.enqueue(&queue, cells(1, 1), &void).unwrap();
+        }
+        assert_eq!(queue.more_of(0, 1, 100), (4, 4));
+        assert_eq!(queue.more_of(2, 1, 100), (2, 2));
     }
 
     #[test]

@@ -27,6 +27,7 @@ use seriatim_ring::sequencer::Shared;
 use seriatim_ring::sync::{AtomicU32, AtomicU64};
 use seriatim_ring::tickets::Tickets;
 
+use super::Region;
 use super::guard::Guard;
 use super::layout::{ERROR_SLOTS, HINT_BYTES, Layout, Part};
 use super::memory;
@@ -296,6 +297,82 @@ impl Map {
             lane_cells: self.layout.geometry.lane_cells,
         }
     }
+}
+
+/// What a producer works on for every command, looked up once.
+#[derive(Debug)]
+pub(crate) struct ProducerParts {
+    lane: Lane<'static>,
+    entry: &'static LaneEntry,
+    tickets: Tickets<'static>,
+    control: &'static Control,
+    bells: &'static Bells,
+    _region: Region,
+}
+
+impl ProducerParts {
+    pub(crate) fn of(region: &Region, lane: u16) -> ProducerParts {
+        let map = kept(region);
+        ProducerParts {
+            lane: map.lane(lane),
+            entry: map.lane_entry(lane),
+            tickets: map.tickets(),
+            control: map.control(),
+            bells: map.bells(),
+            _region: region.clone(),
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn lane(&self) -> &Lane<'_> {
+        &self.lane
+    }
+
+    #[inline(always)]
+    pub(crate) fn entry(&self) -> &LaneEntry {
+        self.entry
+    }
+
+    #[inline(always)]
+    pub(crate) fn tickets(&self) -> &Tickets<'_> {
+        &self.tickets
+    }
+
+    #[inline(always)]
+    pub(crate) fn control(&self) -> &Control {
+        self.control
+    }
+
+    #[inline(always)]
+    pub(crate) fn bells(&self) -> &Bells {
+        self.bells
+    }
+}
+
+/// What a sequencer works on, looked up once.
+#[derive(Debug)]
+pub(crate) struct SequencerParts {
+    shared: Shared<'static>,
+    _region: Region,
+}
+
+impl SequencerParts {
+    pub(crate) fn of(region: &Region) -> SequencerParts {
+        SequencerParts { shared: kept(region).shared(), _region: region.clone() }
+    }
+
+    #[inline(always)]
+    pub(crate) fn shared(&self) -> &Shared<'_> {
+        &self.shared
+    }
+}
+
+/// The map of a region that the caller keeps a clone of beside what it takes from here; that is handed out for no
+/// longer than both are borrowed.
+fn kept(region: &Region) -> &'static Map {
+    let map = std::ptr::from_ref(region.map());
+    // SAFETY: a clone of the region keeps the map where it is. The two callers, above, keep one.
+    unsafe { &*map }
 }
 
 /// A file of nothing but shared words, mapped whole.

@@ -50,7 +50,7 @@ impl Sequencer {
 
     /// Frees what every gate has passed, or what is to be dropped.
     pub(super) fn free(&mut self) -> bool {
-        self.orderer.free(&self.region.map().shared()) || self.discard()
+        self.orderer.free(self.parts.shared()) || self.discard()
     }
 
     /// Where nobody works and what is submitted is dropped: folds it and frees it.

@@ -33,6 +33,7 @@ use crate::process::{NotKilled, Process};
 use crate::region::Region;
 use crate::region::file::{FileWatch, RegionLost};
 use crate::region::layout::Part;
+use crate::region::map::SequencerParts;
 use crate::region::snapshot::State;
 use crate::stall::Watch;
 use crate::sys;
@@ -186,6 +187,7 @@ pub struct SequencerStats {
 #[derive(Debug)]
 pub struct Sequencer {
     region: Region,
+    parts: SequencerParts,
     alarm: Alarm,
     orderer: Orderer,
     _lock: Lock,
@@ -355,6 +357,7 @@ impl Sequencer {
             file: FileWatch::new(),
             look_at_file: true,
             next_look_at_file: Instant::now(),
+            parts: SequencerParts::of(region),
             region: region.clone(),
         };
         if region.identity().without_workers == WithoutWorkers::Discard {
@@ -407,7 +410,7 @@ impl Sequencer {
         if self.alarm.is_raised() || self.look_at_file {
             self.check_file()?;
         }
-        let measured = self.measure_cpu && self.orderer.has_work(&self.region.map().shared());
+        let measured = self.measure_cpu && self.orderer.has_work(self.parts.shared());
         let before = if measured { sys::thread_cpu_ns() } else { 0 };
         let turn = self.turn(budget)?;
         self.stats.turns += 1;
@@ -429,7 +432,7 @@ impl Sequencer {
             news |= self.meet_wants();
         }
         let budget = u32::try_from(budget).unwrap_or(u32::MAX);
-        let ordered = self.orderer.turn(&self.region.map().shared(), budget);
+        let ordered = self.orderer.turn(self.parts.shared(), budget);
         news |= ordered.commands > 0;
         let mut turn =
             Turn { commands: ordered.commands, runs: ordered.runs.into(), held: None, closed: false };
@@ -437,10 +440,10 @@ impl Sequencer {
             Stop::Dry | Stop::Budget => false,
             Stop::Held => {
                 news |= self.free();
-                self.orderer.is_held(&self.region.map().shared())
+                self.orderer.is_held(self.parts.shared())
             }
             Stop::Bad { lane, count, limit } => {
-                let rejected = self.orderer.reject(&self.region.map().shared(), lane, count).is_some();
+                let rejected = self.orderer.reject(self.parts.shared(), lane, count).is_some();
                 if rejected {
                     tell_bad_ticket(&self.region, lane, count, limit);
                 }
@@ -448,7 +451,7 @@ impl Sequencer {
                 !rejected
             }
             Stop::Close => {
-                turn.closed = self.orderer.close(&self.region.map().shared()).is_some();
+                turn.closed = self.orderer.close(self.parts.shared()).is_some();
                 !turn.closed
             }
             Stop::Exhausted => {

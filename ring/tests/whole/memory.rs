@@ -7,7 +7,7 @@ use seriatim_ring::control::{
 };
 use seriatim_ring::digest::{self, Chain, Folded};
 use seriatim_ring::event::{Event, OWN_LANE, WORDS};
-use seriatim_ring::lane::{Cell, Entry, INLINE, INLINE_WORDS, Lane, LaneWriter, NoRoom, Owner, Room, Shape};
+use seriatim_ring::lane::{Cell, Entry, INLINE, Lane, LaneWriter, NoRoom, Owner, Room, Shape};
 use seriatim_ring::order::{Fault, Follower, Look, Order, Slot};
 use seriatim_ring::sequencer::{Orderer, Shared, start_of};
 use seriatim_ring::sync::{AtomicU64, Ordering};
@@ -200,9 +200,14 @@ impl<'a> Producer<'a> {
         }
         let released = &self.memory.lanes[usize::from(self.number)].released;
         let shape = Shape { len, kind, digest: digest_of(words) };
-        let mut inline = [0; INLINE_WORDS];
-        inline[..words.len()].copy_from_slice(words);
-        self.writer.put_inline(&self.memory.lane(self.number), released, shape, &inline)
+        let lane = self.memory.lane(self.number);
+        let cell = self.writer.reserve_inline(&lane, released, 1)?;
+        self.writer.put_inline(&lane, cell, shape, |inline| {
+            for (to, from) in inline.iter().zip(words) {
+                to.store(*from, Ordering::Relaxed);
+            }
+        });
+        Ok(())
     }
 
     /// Whether there is room for a payload.
