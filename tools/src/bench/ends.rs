@@ -8,7 +8,7 @@ use seriatim::shared::Stamps;
 use seriatim::{Command, Event, Seq};
 
 use super::board::Board;
-use super::{Fault, HEADER, Job, LAST, Mode, Strategy};
+use super::{Fault, Job, LAST, Mode, STAMP, Strategy};
 
 /// Latencies above this are counted as this.
 const LONGEST_NS: u64 = 120_000_000_000;
@@ -22,38 +22,17 @@ fn filler(i: usize) -> u64 {
 }
 
 /// The first word of a payload: which command it is.
-fn tag(producer: u32, seq: u64) -> u64 {
-    u64::from(producer) << 48 | seq
+fn tag(producer: usize, seq: u64) -> u64 {
+    (producer as u64) << 48 | seq
+}
+
+/// The number in a tag.
+fn seq_of(tag: u64) -> u64 {
+    tag & ((1 << 48) - 1)
 }
 
 fn word(bytes: &[u8]) -> u64 {
     bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
-}
-
-/// What stands before a payload.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Header {
-    seq: u64,
-    /// Room for the place in the order; here the order itself has it, and who writes no payload cannot fill it in.
-    index: u64,
-    sent_ns: u64,
-    producer: u32,
-    flags: u32,
-}
-
-impl Header {
-    fn write(&self, to: &mut [u8]) {
-        to[..8].copy_from_slice(&self.seq.to_le_bytes());
-        to[8..16].copy_from_slice(&self.index.to_le_bytes());
-        to[16..24].copy_from_slice(&self.sent_ns.to_le_bytes());
-        to[24..28].copy_from_slice(&self.producer.to_le_bytes());
-        to[28..32].copy_from_slice(&self.flags.to_le_bytes());
-    }
-
-    fn read(from: &[u8; HEADER]) -> Header {
-        let (producer, flags) = (word(&from[24..]) as u32, (word(&from[24..]) >> 32) as u32);
-        Header { seq: word(from), index: word(&from[8..]), sent_ns: word(&from[16..]), producer, flags }
-    }
 }
 
 // ---- waiting ----------------------------------------------------------------------------------------------
@@ -99,7 +78,7 @@ pub(super) struct Source<'a> {
     /// The next command's.
     seq: u64,
     finished: bool,
-    /// A command each, header and payload: as many as a batch has.
+    /// A command each, time and payload: as many as a batch has.
     frames: Vec<Vec<u8>>,
     waiter: Waiter,
     /// Ping: how many commands all have received when it is this producer's turn.
@@ -111,7 +90,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(job: &'a Job, board: &'a Board, producer: usize) -> Source<'a> {
         let frame = || {
             let words = (0..job.size / 8).map(filler).flat_map(u64::to_le_bytes);
-            [0; HEADER].into_iter().chain(words).collect()
+            [0; STAMP].into_iter().chain(words).collect()
         };
         Source {
             job,
@@ -126,8 +105,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The next commands, to be submitted at once, when they are due; none after the last.
-    pub(super) fn next(&mut self) -> Option<&[Vec<u8>]> {
+    /// The next commands, to be submitted at once, when they are due, and their kind; none after the last.
+    pub(super) fn next(&mut self) -> Option<(u16, &[Vec<u8>])> {
         if self.finished {
             return None;
         }
@@ -151,7 +130,8 @@ impl<'a> Source<'a> {
         if ending {
             self.board.set_produced(self.producer, self.seq);
         }
-        Some(&self.frames[..count])
+        let last = if ending { LAST } else { 0 };
+        Some(((self.producer as u16) << 1 | last, &self.frames[..count]))
     }
 
     /// The time that the next command is to carry, if it is due.
@@ -179,16 +159,15 @@ impl<'a> Source<'a> {
 
     /// Writes the next command.
     fn write(&mut self, at: usize, sent_ns: u64) {
-        let (producer, seq) = (self.producer as u32, self.seq);
+        let (producer, seq) = (self.producer, self.seq);
         let faulty = seq == FAULTY && producer == 0;
         let skipped = u64::from(self.job.fault == Some(Fault::Gap) && producer == 0 && seq >= FAULTY);
-        let flags = if self.finished { LAST } else { 0 };
         let frame = &mut self.frames[at];
-        Header { seq: seq + skipped, index: 0, sent_ns, producer, flags }.write(frame);
-        frame[HEADER..HEADER + 8].copy_from_slice(&tag(producer, seq + skipped).to_le_bytes());
+        frame[..STAMP].copy_from_slice(&sent_ns.to_le_bytes());
+        frame[STAMP..STAMP + 8].copy_from_slice(&tag(producer, seq + skipped).to_le_bytes());
         if faulty && self.job.fault == Some(Fault::Payload) {
             // It stays wrong from here on, which is as good.
-            frame[HEADER + self.job.size - 1] ^= 1;
+            frame[STAMP + self.job.size - 1] ^= 1;
         }
         self.seq += 1;
         self.turn += self.job.producers as u64;
@@ -290,26 +269,25 @@ impl<'a> Sink<'a> {
     #[inline]
     fn command(&mut self, command: &Command<'_>) {
         self.place(command.seq);
-        let Some((header, payload)) = command.payload.split_first_chunk::<HEADER>() else {
+        let Some((sent_ns, payload)) = command.payload.split_first_chunk::<STAMP>() else {
             return self.error(|| format!("index {} has {} bytes", command.seq, command.payload.len()));
         };
-        let header = Header::read(header);
-        let tag = tag(header.producer, header.seq);
-        let is_whole = payload.len() == self.job.size && self.is_intact(payload, tag);
-        let Some(next) = self.next_seqs.get_mut(header.producer as usize) else {
-            return self.error(|| format!("index {} is of producer {}", command.seq, header.producer));
+        let producer = usize::from(command.kind >> 1);
+        let Some(next) = self.next_seqs.get_mut(producer) else {
+            return self.error(|| format!("index {} is of producer {producer}", command.seq));
         };
         let expected = *next;
         *next += 1;
-        if !is_whole {
+        let (index, seq) = (command.index, seq_of(word(payload)));
+        if seq != expected || index != expected {
             self.error(|| {
-                format!("index {}: the payload of {header:?} is not what was written", command.seq)
+                format!("index {}: seq: {seq} as command {index}, expected {expected}", command.seq)
             });
         }
-        if header.seq != expected || command.index != expected {
-            let index = command.index;
+        let tag = tag(producer, expected);
+        if payload.len() != self.job.size || !self.is_intact(payload, tag) {
             self.error(|| {
-                format!("index {}: {header:?} as command {index}, expected {expected}", command.seq)
+                format!("index {}: the payload of p{producer} is not what was written", command.seq)
             });
         }
         self.hash = (self.hash.rotate_left(5) ^ tag).wrapping_mul(0x517c_c1b7_2722_0a95);
@@ -318,10 +296,10 @@ impl<'a> Sink<'a> {
             self.warmup_count = self.count;
         }
         if self.job.is_latency() {
-            self.record(&header);
+            self.record(u64::from_le_bytes(*sent_ns));
         }
         self.count += 1;
-        if header.flags & LAST != 0 {
+        if command.kind & LAST != 0 {
             self.lasts += 1;
             self.finish_ns = Stamps::now();
         }
@@ -337,11 +315,11 @@ impl<'a> Sink<'a> {
         sum == self.filler_sum.wrapping_add(tag)
     }
 
-    fn record(&mut self, header: &Header) {
+    fn record(&mut self, sent_ns: u64) {
         if !self.board.received(self.count) {
             return;
         }
-        let latency = Stamps::now().saturating_sub(header.sent_ns);
+        let latency = Stamps::now().saturating_sub(sent_ns);
         if self.start_ns != 0 {
             self.latencies.saturating_record(latency.max(1));
         }
@@ -382,6 +360,7 @@ mod tests {
     #[derive(Clone)]
     struct Sent {
         index: u64,
+        kind: u16,
         bytes: Vec<u8>,
     }
 
@@ -395,17 +374,18 @@ mod tests {
                 board.end();
             }
             for source in &mut sources {
-                sent.push(Sent { index, bytes: source.next().unwrap()[0].clone() });
+                let (kind, frames) = source.next().unwrap();
+                sent.push(Sent { index, kind, bytes: frames[0].clone() });
             }
         }
         assert!(sources.iter_mut().all(|source| source.next().is_none()), "the last was the last");
         assert_eq!(board.produced(), 6);
         change(&mut sent);
         let mut sink = Sink::new(job, &board, 0, Seq::new(7)).unwrap();
-        for (seq, Sent { index, bytes }) in (7..).zip(&sent) {
-            let (index, payload) = (*index, &bytes[..]);
+        for (seq, Sent { index, kind, bytes }) in (7..).zip(&sent) {
+            let (index, kind, payload) = (*index, *kind, &bytes[..]);
             let command =
-                Command { seq: Seq::new(seq), producer: 1, index, kind: 0, payload, digest: Digest(0) };
+                Command { seq: Seq::new(seq), producer: 1, index, kind, payload, digest: Digest(0) };
             sink.take(Event::Command(command));
         }
         let is_done = sink.is_done();
@@ -432,25 +412,26 @@ mod tests {
     #[test]
     fn every_changed_bit_of_a_payload_is_an_error() {
         for bit in 0..64 * 8 {
-            assert!(errors_after(|sent| sent[3].bytes[HEADER + bit / 8] ^= 1 << (bit % 8)) > 0, "bit {bit}");
+            assert!(errors_after(|sent| sent[3].bytes[STAMP + bit / 8] ^= 1 << (bit % 8)) > 0, "bit {bit}");
         }
     }
 
     #[test]
     fn untouched_only_the_first_word_counts() {
         let job = Job { touch: false, ..job() };
-        let errors = |at: usize| receipt_after(&job, |sent| sent[3].bytes[HEADER + at] ^= 1).0.errors;
+        let errors = |at: usize| receipt_after(&job, |sent| sent[3].bytes[STAMP + at] ^= 1).0.errors;
         assert!(errors(0) > 0 && errors(7) > 0);
         assert_eq!(errors(8), 0);
     }
 
     #[test]
     fn another_length_number_or_producer_is_an_error() {
-        assert!(errors_after(|sent| sent[2].bytes.truncate(HEADER + 56)) > 0);
+        assert!(errors_after(|sent| sent[2].bytes.truncate(STAMP + 56)) > 0);
         assert!(errors_after(|sent| sent[2].bytes.extend([0; 8])) > 0);
-        assert!(errors_after(|sent| sent[2].bytes.truncate(9)) > 0);
-        assert!(errors_after(|sent| sent[2].bytes[0] ^= 4) > 0);
-        assert!(errors_after(|sent| sent[2].bytes[24] = 9) > 0);
+        assert!(errors_after(|sent| sent[2].bytes.truncate(7)) > 0);
+        assert!(errors_after(|sent| sent[2].bytes[STAMP] ^= 4) > 0);
+        assert!(errors_after(|sent| sent[2].kind = 9 << 1) > 0);
+        assert!(errors_after(|sent| sent[2].kind ^= 2) > 0);
         assert!(errors_after(|sent| sent[2].index = 9) > 0);
     }
 
@@ -482,12 +463,13 @@ mod tests {
         let mut source = Source::new(&job, &board, 1);
         source.next();
         board.end();
-        let frame = source.next().unwrap()[0].clone();
-        let words: Vec<u64> = frame.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        // seq, index, sent_ns, producer and flags; tag, fillers.
-        assert_eq!(words[..6], [1, 0, 0, 1 << 32 | 1, 1 << 48 | 1, 0x9e37_79b9_7f4a_7c15]);
-        assert_eq!(words[4 + 7], 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(7));
-        assert_eq!(frame.len(), 32 + 64);
+        let (kind, frames) = source.next().unwrap();
+        let words: Vec<u64> = frames[0].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        // Producer 1, the last; sent_ns; tag, fillers.
+        assert_eq!(kind, 1 << 1 | 1);
+        assert_eq!(words[..3], [0, 1 << 48 | 1, 0x9e37_79b9_7f4a_7c15]);
+        assert_eq!(words[1 + 7], 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(7));
+        assert_eq!(frames[0].len(), 8 + 64);
     }
 
     #[test]

@@ -38,10 +38,11 @@ use seriatim::{Config, DigestOf, Wait};
 pub(crate) use measure::OneArgs;
 pub(crate) use part::PartArgs;
 
-/// Bytes of a command before its payload.
-const HEADER: usize = 32;
-/// In the header's flags: the producer's last command.
-const LAST: u32 = 1;
+/// Bytes before a payload. Of the fields that the definition gives a command, whose it is, which of its producer's and
+/// at which index are the order's own, and whether it is the last goes with its kind; what is left is the time.
+const STAMP: usize = 8;
+/// In a command's kind, beside the producer's number from bit 1 on: its last one.
+const LAST: u16 = 1;
 
 /// What one measurement asks for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -105,7 +106,7 @@ impl Job {
     /// A region in which each producer can have `slots` commands in flight. Its lane is the power of two that these take,
     /// or the next lower one: less than `slots` commands if need be, but never much more memory than they need.
     pub(crate) fn config(&self) -> Result<Config> {
-        let each = (HEADER + self.size).next_multiple_of(64) as u64;
+        let each = (STAMP + self.size).next_multiple_of(64) as u64;
         let all = each.checked_mul(self.slots).context("so many commands of this size have no room")?;
         let lower = 1 << all.ilog2();
         let lane_bytes = lower.max((2 * each).next_power_of_two());
@@ -354,10 +355,10 @@ mod tests {
             for slots in [2, 4, 16, 512, 4096] {
                 let job = Job { size, slots, ..job() };
                 let config = job.config().unwrap();
-                assert!(config.max_payload() >= (HEADER + size) as u64, "{size} {slots}");
+                assert!(config.max_payload() >= (STAMP + size) as u64, "{size} {slots}");
                 config.region_bytes().unwrap();
                 // Half of the lane is what a batch can take.
-                let each = (HEADER + size).next_multiple_of(64) as u64;
+                let each = (STAMP + size).next_multiple_of(64) as u64;
                 let batch = Job::max_batch(slots) as u64;
                 assert!(batch == 1 || batch * each <= config.max_payload(), "{size} {slots}");
             }
