@@ -239,7 +239,7 @@ fn read<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [u8])> {
     if let Some((entry, words, len)) = lane.read_inline(cell) {
         return Some((entry, payload::read(words, len)));
     }
-    let entry = lane.read(cell).ok()?;
+    let entry = lane.read_outside(cell).ok()?;
     Some((entry, payload::read(lane.payload(&entry), entry.len as usize)))
 }
 

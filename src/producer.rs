@@ -555,6 +555,7 @@ impl Producer {
     }
 
     /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
+    #[inline(always)]
     fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), NoRoom> {
         let Producer { parts, writer, digests, .. } = self;
         let (lane, released) = (parts.lane(), &parts.entry().released);
@@ -882,7 +883,7 @@ fn put_inline(writer: &LaneWriter, lane: &Lane<'_>, cell: u64, digests: Digests,
 }
 
 /// Reserves room for a payload, and asks for more before there is none.
-#[inline]
+#[inline(always)]
 fn reserve(parts: &ProducerParts, writer: &mut LaneWriter, len: usize) -> Result<Room, NoRoom> {
     let (lane, released) = (parts.lane(), &parts.entry().released);
     let room = writer.reserve(lane, released, len as u32)?;

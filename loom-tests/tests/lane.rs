@@ -66,6 +66,52 @@ fn a_payload_is_handed_over_through_ticket_and_run() {
     });
 }
 
+/// Guards T1 (ticket swap / ticket load) where tickets are gathered: what a run has from a second ticket is as whole as
+/// what it has from the first.
+///
+/// Allowed: the reader finds the run pending, or with one command, or with both. Forbidden: a cell or payload of it that
+/// is not all there.
+#[test]
+fn what_is_gathered_from_several_tickets_is_handed_over() {
+    const WIDE: Size = Size { lane_cells: 8, tickets: 16, ..SIZE };
+    model("lane/gathered", 4, &["pending", "one", "both"], |outcomes| {
+        let memory = Arc::new(Memory::new(WIDE, Origin::default()));
+        let written = Arc::new(Traced::new(2));
+        let mut orderer = Orderer::take_over(&memory.shared()).unwrap();
+        let producer = {
+            let (memory, written) = (Arc::clone(&memory), Arc::clone(&written));
+            thread::spawn(move || {
+                let mut me = Producer::attach(&memory, 1);
+                for n in 0..2 {
+                    me.put(n as u16, &payload(n, 8), 8).unwrap();
+                    written.write(n);
+                    me.commit().unwrap();
+                }
+            })
+        };
+        let sequencer = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || orderer.turn(&memory.shared(), 1))
+        };
+        let (order, lane) = (memory.order(), memory.lane(1));
+        match order.read(0) {
+            Look::Pending => outcomes.note("pending"),
+            Look::Lapped => panic!("lapped"),
+            Look::Here(run) => {
+                for n in 0..u64::from(run.count) {
+                    let entry = lane.read(run.cell + n).unwrap();
+                    assert_eq!((u64::from(entry.kind), entry.len), (n, 8));
+                    assert_eq!(copy(&lane, &entry), payload(n, 8));
+                    written.read(n);
+                }
+                outcomes.note(if run.count == 1 { "one" } else { "both" });
+            }
+        }
+        producer.join().unwrap();
+        sequencer.join().unwrap();
+    });
+}
+
 /// Guards L1 (`released` / `released`): what the sequencer, here also the only reader, has read may be
 /// overwritten, and nothing else. Two cells, bytes for two payloads; the third command reuses the first one's.
 ///

@@ -230,8 +230,9 @@ impl<'a> Lane<'a> {
         Some((entry, &cell.inline, bytes as usize))
     }
 
-    /// As [`read`](Self::read), for a payload that does not lie inside its cell, or was being written anew.
-    fn read_outside(&self, number: u64) -> Result<Entry, BadCell> {
+    /// As [`read`](Self::read), after [`read_inline`](Self::read_inline) found that the payload does not lie inside its
+    /// cell, or the cell not right.
+    pub fn read_outside(&self, number: u64) -> Result<Entry, BadCell> {
         // Relaxed: as in `read_inline`.
         let cell = self.cell(number);
         let head = cell.head.load(Ordering::Relaxed);
@@ -447,24 +448,23 @@ impl LaneWriter {
     #[inline(always)]
     pub fn reserve(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
         debug_assert!(u64::from(len) <= lane.max_payload());
-        let room = match self.try_place(lane, len) {
-            Some(room) => room,
-            None => self.look_and_place(lane, released, len)?,
+        let (cell, place, position) = if len as usize <= INLINE {
+            (self.reserve_inline(lane, released, 1)?, Place::Cell, self.bytes_head)
+        } else {
+            let start = match self.find_bytes(lane, len) {
+                Some(start) => start,
+                None => self.look_for_bytes(lane, released, len)?,
+            };
+            let cell = self.head;
+            self.head = cell.wrapping_add(1);
+            self.bytes_head = start.wrapping_add(padded(len));
+            self.claim(lane);
+            crash_point!("lane.claimed");
+            (cell, Place::Bytes(lane.offset(start) as usize), start)
         };
-        let position = match room.place {
-            Place::Cell => self.bytes_head,
-            Place::Bytes(_) => {
-                let start = self.start(lane, len);
-                self.bytes_head = start.wrapping_add(padded(len));
-                start
-            }
-        };
-        self.head = self.head.wrapping_add(1);
-        self.claim(lane);
-        crash_point!("lane.claimed");
-        lane.cell(room.cell).place.store(position, Ordering::Relaxed);
+        lane.cell(cell).place.store(position, Ordering::Relaxed);
         crash_point!("lane.placed");
-        Ok(room)
+        Ok(Room { cell, len, place })
     }
 
     /// Reserves the next `count` cells, for payloads that lie inside them: the number of the first one. One claim serves
@@ -512,18 +512,22 @@ impl LaneWriter {
     }
 
     #[cold]
-    fn look_and_place(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<Room, NoRoom> {
+    fn look_for_bytes(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<u64, NoRoom> {
         self.refresh(lane, released)?;
-        self.try_place(lane, len).ok_or(NoRoom::Full)
+        self.find_bytes(lane, len).ok_or(NoRoom::Full)
     }
 
     /// Whether [`reserve`](Self::reserve) would find room.
     pub fn has_room(&mut self, lane: &Lane<'_>, released: &AtomicU64, len: u32) -> Result<bool, NoRoom> {
-        if self.try_place(lane, len).is_some() {
+        if self.has_place(lane, len) {
             return Ok(true);
         }
         self.refresh(lane, released)?;
-        Ok(self.try_place(lane, len).is_some())
+        Ok(self.has_place(lane, len))
+    }
+
+    fn has_place(&self, lane: &Lane<'_>, len: u32) -> bool {
+        if len as usize <= INLINE { self.has_cell(lane) } else { self.find_bytes(lane, len).is_some() }
     }
 
     /// Whether half of the bytes are taken by what is not released: time to ask for more, before there is none.
@@ -544,25 +548,19 @@ impl LaneWriter {
         self.refresh(lane, released).is_ok() && self.has_half_the_bytes(lane)
     }
 
-    /// Where a payload of `len` bytes would begin: at the head, or at the start of the ring if it would wrap.
     #[inline]
-    fn start(&self, lane: &Lane<'_>, len: u32) -> u64 {
-        let left = lane.bytes() - lane.offset(self.bytes_head);
-        if padded(len) > left { self.bytes_head.wrapping_add(left) } else { self.bytes_head }
+    fn has_cell(&self, lane: &Lane<'_>) -> bool {
+        self.head.wrapping_sub(self.released) < lane.cells()
     }
 
+    /// Where a payload of `len` bytes begins that does not lie in its cell, if there is a cell and room for it: at the
+    /// head, or at the start of the ring if it would wrap.
     #[inline]
-    fn try_place(&self, lane: &Lane<'_>, len: u32) -> Option<Room> {
-        if self.head.wrapping_sub(self.released) >= lane.cells() {
-            return None;
-        }
-        if len as usize <= INLINE {
-            return Some(Room { cell: self.head, len, place: Place::Cell });
-        }
-        let start = self.start(lane, len);
-        let end = start.wrapping_add(padded(len));
-        let fits = end.wrapping_sub(self.bytes_tail) <= lane.bytes();
-        fits.then(|| Room { cell: self.head, len, place: Place::Bytes(lane.offset(start) as usize) })
+    fn find_bytes(&self, lane: &Lane<'_>, len: u32) -> Option<u64> {
+        let (len, left) = (padded(len), lane.bytes() - lane.offset(self.bytes_head));
+        let start = if len > left { self.bytes_head.wrapping_add(left) } else { self.bytes_head };
+        let fits = start.wrapping_add(len).wrapping_sub(self.bytes_tail) <= lane.bytes();
+        (fits && self.has_cell(lane)).then_some(start)
     }
 
     /// Reads how far the lane is free.
