@@ -286,6 +286,8 @@ impl Producer {
         region.make_writable("a producer", &[Part::Bells, Part::Tickets])?;
         let seat = take_seat::<OnLane>(region, name, options.timeout)?;
         let map = region.map();
+        let written = [Part::Bells, Part::Tickets, Part::Lane(seat.index)];
+        region.enter(&written, map.layout().read_by_producer());
         let entry = map.lane_entry(seat.index);
         let ordered = entry.ordered.load(Ordering::Relaxed);
         let released = entry.released.load(Ordering::Acquire);

@@ -187,6 +187,8 @@ impl Worker {
             return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
         }
         region.make_writable("a worker", &[Part::Bells])?;
+        // Before it gates: it may take a while.
+        region.enter_all();
         let seat = take_seat::<OnWorkerPage>(region, name, options.timeout)?;
         let map = region.map();
         let (follower, digest, first) = start_of(&map.members()[usize::from(seat.index)]);

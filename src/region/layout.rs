@@ -171,6 +171,20 @@ impl Layout {
         }
     }
 
+    /// What a producer reads, but for its own lane.
+    pub(crate) fn read_by_producer(&self) -> [Range<u64>; 2] {
+        [0..self.lanes, self.workers..self.total]
+    }
+
+    /// What a sequencer reads: no cell and no payload of a producer, unless it discards what nobody works on.
+    pub(crate) fn read_by_sequencer(&self, discards: bool) -> impl Iterator<Item = Range<u64>> {
+        let pages = (1..=self.geometry.producers as u16).map(move |lane| {
+            let lane = self.lane(lane);
+            lane.page..if discards { lane.end() } else { lane.cells }
+        });
+        pages.chain([0..self.lanes, self.workers..self.total])
+    }
+
     /// The sections for people: name, place, and who writes them.
     pub(crate) fn sections(&self) -> Vec<Section> {
         let section = |name, range: Range<u64>, writer| Section {

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use memmap2::{MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
 use seriatim_ring::errors::{ErrorLog, ErrorSlot};
 use seriatim_ring::lane::{Cell, Lane};
@@ -103,7 +103,6 @@ impl Map {
         Ok(map)
     }
 
-    #[cfg(test)]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -132,20 +131,29 @@ impl Map {
     /// Touches every page for writing, so that none is missing later.
     pub(crate) fn populate(&self) -> io::Result<()> {
         // From Linux 5.14; before that the first use of a page takes a fault, and nothing else changes.
-        match self.raw.advise(memmap2::Advice::PopulateWrite) {
+        match self.raw.advise(Advice::PopulateWrite) {
             Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(()),
             other => other,
         }
     }
 
+    /// Enters a range into this process's page tables, so that no use of it takes a fault later; for writing where it
+    /// can be written. Before Linux 5.14, or if memory for the tables is short, the first use takes the fault, and
+    /// nothing else changes.
+    pub(crate) fn enter(&self, range: Range<u64>, for_writing: bool) {
+        debug_assert!(range.start <= range.end && range.end <= self.layout.total);
+        let advice = if for_writing { Advice::PopulateWrite } else { Advice::PopulateRead };
+        let _ = self.raw.advise_range(advice, range.start as usize, (range.end - range.start) as usize);
+    }
+
     /// Asks for huge pages, for those that are not there yet.
     pub(crate) fn ask_for_huge_pages(&self) -> io::Result<()> {
-        self.raw.advise(memmap2::Advice::HugePage)
+        self.raw.advise(Advice::HugePage)
     }
 
     /// Has the kernel enter all pages into this process's page tables, reading none.
     pub(crate) fn enter_all(&self) -> io::Result<()> {
-        self.raw.advise(memmap2::Advice::PopulateRead)
+        self.raw.advise(Advice::PopulateRead)
     }
 
     /// Bytes of this mapping that lie in huge pages.

@@ -156,6 +156,9 @@ pub struct SequencerStats {
     pub closed: bool,
 }
 
+/// What a sequencer writes.
+const PARTS: [Part; 5] = [Part::Control, Part::Order, Part::Bells, Part::Tickets, Part::Lane(0)];
+
 /// The party that fixes the order.
 ///
 /// It is found alive by its lock, so two are never possible. Dropping it leaves the order as it is: the next
@@ -324,14 +327,15 @@ impl Sequencer {
 
     /// Makes the sequencer's parts writable and takes its lock; `None` if another one has it.
     fn lock(region: &Region) -> Result<Option<Lock>, SequencerError> {
-        use Part::{Bells, Control, Lane, Order, Tickets};
-        region.make_writable("a sequencer", &[Control, Order, Bells, Tickets, Lane(0)])?;
+        region.make_writable("a sequencer", &PARTS)?;
         let lock = Lock::take(region.file(), Role::Sequencer);
         Ok(lock.map_err(AttachError::io(region.path(), "lock"))?)
     }
 
     fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
         crash_point!("sequence.locked");
+        let discards = region.identity().without_workers == WithoutWorkers::Discard;
+        region.enter(&PARTS, region.map().layout().read_by_sequencer(discards));
         region.check().map_err(|source| lost(region, source))?;
         let reign = &region.map().control().reign;
         let Process { pid, started } = Process::this();
