@@ -7,6 +7,7 @@ use seriatim_ring::lane::max_payload;
 use seriatim_ring::{Seq, tickets};
 
 use crate::region::layout::{Geometry, Layout};
+use crate::region::placement::Placement;
 
 /// Whether commands wait for the first worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -118,6 +119,7 @@ pub struct Config {
     pub(crate) group: Option<u32>,
     pub(crate) pretouch: bool,
     pub(crate) huge_pages: HugePages,
+    pub(crate) placement: Placement,
     pub(crate) without_workers: WithoutWorkers,
     pub(crate) digest: DigestOf,
     pub(crate) first_index: u64,
@@ -181,6 +183,7 @@ impl Default for Config {
             group: None,
             pretouch: true,
             huge_pages: HugePages::No,
+            placement: Placement::first_touch(),
             without_workers: WithoutWorkers::Hold,
             digest: DigestOf::Payload,
             first_index: 0,
@@ -251,6 +254,12 @@ impl Config {
         self
     }
 
+    /// On which NUMA nodes its memory lies; default [`Placement::first_touch`]: where the creator runs.
+    pub fn placement(mut self, placement: Placement) -> Self {
+        self.placement = placement;
+        self
+    }
+
     /// What happens to commands while nobody works; default [`WithoutWorkers::Hold`].
     pub fn without_workers(mut self, what: WithoutWorkers) -> Self {
         self.without_workers = what;
@@ -290,6 +299,7 @@ impl Config {
         };
         range("mode", self.mode.into(), 0, 0o7777)?;
         range("first index", self.first_index, 0, Seq::MAX.get())?;
+        self.placement.check(self.geometry.producers, self.geometry.workers)?;
         self.geometry.layout()
     }
 }
@@ -336,6 +346,12 @@ mod tests {
             (Config::new().producers(1001), "producers is 1001", "1 to 1000"),
             (Config::new().workers(0), "workers is 0", "1 to 1024"),
             (Config::new().mode(0o10000), "mode is 4096", "0 to 4095"),
+            (
+                Config::new().producers(2).placement(Placement::on(0).lanes([0; 3])),
+                "nodes of lanes is 3",
+                "0 to 2",
+            ),
+            (Config::new().workers(1).placement(Placement::on(0).workers([0; 2])), "workers is 2", "0 to 1"),
             (Config::new().first_index(1 << 63), "first index is 9223372036854775808", "9223372036854775807"),
         ];
         for (config, found, expected) in cases {

@@ -59,6 +59,9 @@ pub enum CreateError {
     /// Huge pages are required and cannot be had.
     #[error(transparent)]
     HugePages(#[from] NoHugePages),
+    /// Its memory cannot lie where it was asked to.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// A system call failed.
     #[error("cannot {what} {path:?}: {source}")]
     Io {
@@ -86,6 +89,62 @@ pub struct NoHugePages {
     pub found: u64,
     /// What is missing, as far as that is known.
     pub why: &'static str,
+}
+
+/// The memory of a region cannot lie on the NUMA nodes that were asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// There is no such node, or this process may not use it.
+    #[error(
+        "no NUMA node {node} for {path:?}: the machine has {}, this process may use {}",
+        nodes(exist),
+        nodes(usable)
+    )]
+    NoNode {
+        /// The region's path.
+        path: PathBuf,
+        /// The node that was asked for.
+        node: u32,
+        /// Those that have memory; none if the kernel knows of no nodes.
+        exist: Vec<u32>,
+        /// Of these, those that this process may take memory from.
+        usable: Vec<u32>,
+    },
+    /// The node has not enough room.
+    #[error("no space for {path:?} on NUMA node {node}: {wanted} bytes wanted, {free} bytes free")]
+    NoSpace {
+        /// The region's path.
+        path: PathBuf,
+        /// The node.
+        node: u32,
+        /// Bytes that would lie there.
+        wanted: u64,
+        /// Bytes that can be had there.
+        free: u64,
+    },
+    /// The file does not lie in memory, where alone the kernel can be asked for places.
+    #[error("cannot place {path:?} on NUMA nodes: its file system is no tmpfs")]
+    NotInMemory {
+        /// The region's path.
+        path: PathBuf,
+    },
+    /// The kernel does not let this process ask.
+    #[error(
+        "cannot place {path:?} on NUMA nodes: mbind: {source} (containers forbid it without CAP_SYS_NICE, kernels \
+         without NUMA do not have it)"
+    )]
+    Refused {
+        /// The region's path.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+fn nodes(nodes: &[u32]) -> String {
+    let nodes: Vec<_> = nodes.iter().map(u32::to_string).collect();
+    if nodes.is_empty() { "none".into() } else { nodes.join(", ") }
 }
 
 /// A region could not be locked in memory.

@@ -59,7 +59,7 @@
 //!
 //! | type | what it is |
 //! | --- | --- |
-//! | [`Config`] | how large a region's parts are, and who may open it |
+//! | [`Config`] | how large a region's parts are, where they lie, and who may open it |
 //! | [`Region`] | the mapped file, open in this process: [`create`](Region::create), [`attach`](Region::attach), [`anonymous`](Region::anonymous), [`remove`](Region::remove), [`snapshot`](Region::snapshot) |
 //! | [`Sequencer`] | fixes the order; one per region. [`spawn`](Sequencer::spawn) gives it a thread, or call [`open`](Sequencer::open) and [`poll`](Sequencer::poll) |
 //! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place |
@@ -158,7 +158,9 @@ mod worker;
 use std::fmt;
 
 pub use config::{Config, ConfigError, DigestOf, HugePages, UnknownDigest, WithoutWorkers};
-pub use error::{AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, RemoveError};
+pub use error::{
+    AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, PlacementError, RemoveError,
+};
 pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use event::{Command, Event, MemberChange};
 pub use fold::Corrupt;
@@ -173,6 +175,7 @@ pub use region::file::{FileState, RegionLost};
 pub use region::header::{Identity, MAGIC, Uuid, VERSION};
 pub use region::inspect::{Inspection, inspect};
 pub use region::layout::{Geometry, Section};
+pub use region::placement::{PartPlacement, PlacedPart, Placement};
 pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerStatus};
 pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn};
 pub use seriatim_ring::Seq;

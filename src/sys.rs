@@ -204,6 +204,28 @@ pub(crate) fn lock_limit() -> u64 {
     limit.rlim_cur
 }
 
+/// Has pages of this process's memory that are not there yet taken from these NUMA nodes.
+pub(crate) fn set_memory_policy(
+    start: usize,
+    len: usize,
+    policy: libc::c_int,
+    nodes: &[u32],
+) -> io::Result<()> {
+    let mut mask = [0_u64; NODE_WORDS];
+    for &node in nodes {
+        let word = mask.get_mut(node as usize / 64);
+        *word.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))? |= 1 << (node % 64);
+    }
+    // The kernel takes one bit less than it is told.
+    let bits = NODE_WORDS * 64 + 1;
+    // SAFETY: the mask lives for the call and has as many bits as the kernel reads; no other memory is touched.
+    let done = unsafe { libc::syscall(libc::SYS_mbind, start, len, policy, mask.as_ptr(), bits, 0) };
+    check(done as libc::c_int).map(drop)
+}
+
+/// Words of a mask of NUMA nodes: for as many as any kernel is built for.
+const NODE_WORDS: usize = 1024 / 64;
+
 /// Size of a page in bytes.
 pub(crate) fn page_size() -> u64 {
     // SAFETY: plain number.

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::header::{HEADER_BYTES, Identity, Uuid};
 use super::layout::Section;
+use super::placement::{self, PartPlacement};
 use super::{memory, open_file};
 use crate::error::{AttachError, HeaderError};
 use crate::sys;
@@ -22,6 +23,8 @@ pub struct Inspection {
     pub resident_bytes: u64,
     /// Bytes of it that lie in huge pages; `None` if that cannot be told.
     pub huge_bytes: Option<u64>,
+    /// On which NUMA nodes its parts lie, and what was asked for; `None` if that cannot be told.
+    pub placement: Option<Vec<PartPlacement>>,
     /// Its permission bits.
     pub mode: u32,
     /// User id of its owner.
@@ -49,6 +52,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
         file_bytes: metadata.len(),
         resident_bytes: metadata.blocks() * 512,
         huge_bytes: None,
+        placement: None,
         mode: metadata.permissions().mode() & 0o7777,
         owner: metadata.uid(),
         group: metadata.gid(),
@@ -63,6 +67,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
             inspection.sections = layout.sections();
             inspection.check(layout.total);
             inspection.huge_bytes = memory::huge_bytes_of(&file, layout);
+            inspection.placement = placement::of(&file, layout);
         }
         Err(source @ (HeaderError::NotARegion { .. } | HeaderError::Version { .. })) => {
             return Err(AttachError::Header { path, source });

@@ -31,6 +31,7 @@ use super::Region;
 use super::guard::Guard;
 use super::layout::{ERROR_SLOTS, HINT_BYTES, Layout, Part};
 use super::memory;
+use crate::sys;
 
 /// Types that consist of atomic words.
 ///
@@ -144,6 +145,28 @@ impl Map {
         debug_assert!(range.start <= range.end && range.end <= self.layout.total);
         let advice = if for_writing { Advice::PopulateWrite } else { Advice::PopulateRead };
         let _ = self.raw.advise_range(advice, range.start as usize, (range.end - range.start) as usize);
+    }
+
+    /// Has the pages of a range, those that are not there yet, taken from these NUMA nodes: whoever makes them, through
+    /// whatever mapping of the file.
+    pub(crate) fn take_pages_from(
+        &self,
+        range: Range<u64>,
+        policy: libc::c_int,
+        nodes: &[u32],
+    ) -> io::Result<()> {
+        sys::set_memory_policy(self.address(range.start), (range.end - range.start) as usize, policy, nodes)
+    }
+
+    /// Makes a range a mapping by itself in what the kernel tells of mappings. Nothing else changes, but how far a file
+    /// on a disk is read ahead.
+    pub(crate) fn set_apart(&self, range: Range<u64>) -> io::Result<()> {
+        self.raw.advise_range(Advice::Random, range.start as usize, (range.end - range.start) as usize)
+    }
+
+    /// Where an offset lies in this process.
+    pub(crate) fn address(&self, offset: u64) -> usize {
+        self.pointer(offset).as_ptr() as usize
     }
 
     /// Asks for huge pages, for those that are not there yet.

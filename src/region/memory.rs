@@ -109,17 +109,19 @@ pub(crate) fn check_huge_pages(
     Ok(())
 }
 
+/// Maps a file to look at its pages: only if all are in memory already, for entering a page must not make it.
+pub(super) fn whole(file: &File, layout: Layout) -> Option<Map> {
+    let found = file.metadata().ok()?;
+    let is_whole = found.len() == layout.total && found.blocks() * 512 >= found.len();
+    (is_whole && sys::is_on_tmpfs(file)).then(|| Map::new(file, layout, false).ok()).flatten()
+}
+
 /// How many bytes of a file that is complete lie in huge pages; `None` if that cannot be told without changing it.
 pub(crate) fn huge_bytes_of(file: &File, layout: Layout) -> Option<u64> {
-    // Only what is in memory already: entering a page must not make it.
     if !sys::is_on_tmpfs(file) {
         return (sys::page_size_of(file).ok()? == super::layout::PAGE).then_some(0);
     }
-    let found = file.metadata().ok()?;
-    if found.len() != layout.total || found.blocks() * 512 < found.len() {
-        return None;
-    }
-    let map = Map::new(file, layout, false).ok()?;
+    let map = whole(file, layout)?;
     map.enter_all().ok()?;
     map.huge_bytes().ok()
 }
@@ -141,7 +143,8 @@ fn locked_bytes(pid: &str) -> Option<u64> {
     kib(status.lines().find_map(|line| line.strip_prefix("VmLck:"))?)
 }
 
-fn kib(value: &str) -> Option<u64> {
+/// A number of bytes that is written in KiB.
+pub(super) fn kib(value: &str) -> Option<u64> {
     Some(value.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 

@@ -7,6 +7,7 @@ pub(crate) mod inspect;
 pub(crate) mod layout;
 pub(crate) mod map;
 pub(crate) mod memory;
+pub(crate) mod placement;
 pub(crate) mod snapshot;
 
 use std::fs::{self, File};
@@ -71,8 +72,8 @@ impl Region {
     /// (`/dev/shm`) is the place for it; on a disk the kernel would write its pages back now and then.
     ///
     /// # Errors
-    /// A value out of range, a name that exists, a file system without the room (then nothing is left), or a
-    /// system call that fails.
+    /// A value out of range, a name that exists, a file system without the room, memory that cannot be had as it was
+    /// asked for (huge pages, NUMA nodes), or a system call that fails. Nothing is left then.
     pub fn create(path: impl AsRef<Path>, config: &Config) -> Result<Region, CreateError> {
         #[cfg(feature = "crash-points")]
         crate::crash::arm();
@@ -375,6 +376,7 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         return Err(CreateError::PageSize { path: path.into(), found, expected: PAGE });
     }
     let free = sys::bytes_free(file).unwrap_or(0);
+    placement::ask(file, path, layout, &config.placement)?;
     if config.huge_pages != HugePages::No {
         memory::take_huge_pages(file, layout).map_err(io_error(path, "size"))?;
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use seriatim::{Config, HugePages};
+use seriatim::{Config, HugePages, Placement};
 
 /// How large the parts of a region are. What is not given is the library's choice.
 #[derive(Debug, Clone, Default, Args)]
@@ -84,6 +84,22 @@ pub(crate) fn huge_pages(text: &str) -> Result<HugePages> {
         "require" => Ok(HugePages::Require),
         _ => bail!("`{text}` is neither `try` nor `require`"),
     }
+}
+
+/// Where the memory of a region lies.
+pub(crate) fn placement(text: &str) -> Result<Placement> {
+    match text {
+        "local" => Ok(Placement::first_touch()),
+        "interleave" => Ok(Placement::interleave()),
+        number => node(number).map(Placement::on).with_context(|| {
+            format!("`{text}` is neither `local`, `interleave` nor the number of a NUMA node")
+        }),
+    }
+}
+
+/// The number of a NUMA node.
+pub(crate) fn node(text: &str) -> Result<u32> {
+    text.parse().with_context(|| format!("`{text}` is no number of a NUMA node"))
 }
 
 /// A group by its name or number.

@@ -15,8 +15,10 @@ use std::thread;
 use common::*;
 use nix::sys::signal::Signal;
 use nix::unistd::Uid;
+use serde_json::Value;
 use seriatim::{
-    Config, ErrorCode, Event, Producer, Region, Sequencer, SequencerConfig, SubmitError, Worker, affinity,
+    Config, ErrorCode, Event, Placement, Producer, Region, Sequencer, SequencerConfig, SubmitError, Worker,
+    affinity,
 };
 use tempfile::TempDir;
 
@@ -210,6 +212,133 @@ fn huge_pages_that_can_be_had_are_shown() {
     let args = ["create", &third, "--producers", "1", "--lane-bytes", "32M", "--huge-pages", "require"];
     run(&args).with(2).saying(&["no space", &third]);
     assert!(!Path::new(&third).exists());
+}
+
+/// The first NUMA node that has memory, if this process may ask for nodes.
+fn some_node() -> Option<u32> {
+    let list = fs::read_to_string("/sys/devices/system/node/has_memory").ok();
+    let node = list.and_then(|list| list.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok());
+    let config = node.map(|node| Config::new().placement(Placement::on(node)));
+    let may = config.is_some_and(|config| Region::anonymous(&config).is_ok());
+    if !may {
+        println!("skipped: no NUMA nodes here, or nobody may ask for them");
+    }
+    node.filter(|_| may)
+}
+
+#[test]
+fn memory_lies_on_the_node_that_was_asked_for_and_both_are_shown() {
+    let Some(node) = some_node() else { return };
+    let folder = scratch();
+    let (n, bind) = (node.to_string(), format!("bind:{node}"));
+    let made = |name: &str, args: &[&str]| {
+        let path = create(&folder, name, &[&["--producers", "3", "--workers", "2"], args].concat());
+        let report = run(&["inspect", &path, "--json"]).with(0).json();
+        let rows = report["placement"].as_array().unwrap().clone();
+        let lies = |row: &Value| {
+            row["nodes"].as_array().unwrap().iter().map(|at| at["bytes"].as_u64().unwrap()).sum::<u64>()
+        };
+        assert_eq!(rows.iter().map(lies).sum::<u64>(), report["bytes"].as_u64().unwrap(), "{report}");
+        (path, rows)
+    };
+    let asked = |rows: &[Value]| -> Vec<(String, u64, u64, String)> {
+        let text = |row: &Value, field: &str| row[field].as_str().unwrap().to_string();
+        let number = |row: &Value, field: &str| row[field].as_u64().unwrap();
+        let one = |row| (text(row, "part"), number(row, "first"), number(row, "last"), text(row, "asked"));
+        rows.iter().map(one).collect()
+    };
+    let expected = |shared: &str, lanes: &str, workers: &str| {
+        let row = |part: &str, first, last, asked: &str| (part.to_string(), first, last, asked.to_string());
+        vec![row("shared", 0, 0, shared), row("lanes", 1, 3, lanes), row("workers", 0, 1, workers)]
+    };
+
+    let (path, rows) = made("default", &[]);
+    assert_eq!(asked(&rows), expected("default", "default", "default"));
+    serves(&path);
+    let (path, rows) = made("on", &["--numa", &n]);
+    assert_eq!(asked(&rows), expected(&bind, &bind, &bind));
+    assert!(
+        rows.iter().all(|row| row["nodes"].as_array().unwrap().len() == 1 && row["nodes"][0]["node"] == node)
+    );
+    let line = format!("on NUMA node {node}, asked for: {bind}\n");
+    assert!(run(&["inspect", &path]).with(0).out.contains(&line));
+    serves(&path);
+    let (path, rows) = made("parts", &["--numa", "interleave", "--numa-lanes", &format!("{n},{n}")]);
+    let interleave = asked(&rows)[0].3.clone();
+    assert!(interleave.starts_with("interleave:"), "{interleave}");
+    assert_eq!(asked(&rows), expected(&interleave, &bind, &interleave));
+    let line = format!("lanes 1 to 3: on NUMA node {node}, asked for: {bind}\n");
+    assert!(run(&["inspect", &path]).with(0).out.contains(&line));
+    serves(&path);
+    let (_, rows) = made("workers", &["--numa-workers", &n]);
+    assert_eq!(asked(&rows), expected("default", "default", &bind));
+}
+
+#[test]
+fn a_placement_that_cannot_be_had_is_refused_with_what_there_is_and_leaves_nothing() {
+    let Some(node) = some_node() else { return };
+    let folder = scratch();
+    let path = folder.path().join("region").display().to_string();
+    let create = |path: &str, args: &[&str]| run(&[&["create", path], args].concat()).with(2);
+    let (n, on) = (node.to_string(), format!("on NUMA node {node}: "));
+    for args in [["--numa", "1023"], ["--numa-lanes", &format!("{n},1023")], ["--numa-workers", "1023"]] {
+        create(&path, &args).saying(&[&path, "no NUMA node 1023", &format!("the machine has {node}")]);
+    }
+    create(&path, &["--numa", "4294967295"]).saying(&["no NUMA node 4294967295"]);
+    create(&path, &["--numa", &n, "--lane-bytes", "1024G"]).saying(&[
+        &path,
+        "no space",
+        &on,
+        "8796095823872 bytes",
+    ]);
+    for (args, said) in [(["--numa", "near"], "interleave"), (["--numa-lanes", "0,x"], "`x` is no number")] {
+        let ended = create(&path, &args);
+        assert!(ended.err.contains(said), "{ended:?}");
+    }
+    let args = ["--producers", "1", "--numa-lanes", &format!("{n},{n}")];
+    create(&path, &args).saying(&["nodes of lanes is 2", "0 to 1"]);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "something was left behind");
+
+    let disk = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let said = Command::new("stat").args(["-f", "-c", "%T"]).arg(disk.path()).output().unwrap().stdout;
+    if said == b"tmpfs\n" {
+        return println!("skipped: no disk here");
+    }
+    let path = disk.path().join("region").display().to_string();
+    create(&path, &["--numa", &n]).saying(&[&path, "no tmpfs"]);
+    assert_eq!(fs::read_dir(disk.path()).unwrap().count(), 0, "something was left behind");
+}
+
+#[test]
+fn a_kernel_that_forbids_placement_is_named_and_nothing_is_left() {
+    let Some(node) = some_node() else { return };
+    let folder = scratch();
+    for errno in [libc::EPERM, libc::ENOSYS] {
+        // What a thread forbids itself is forbidden to no other.
+        let path = folder.path().join("region");
+        let refused = thread::spawn(move || {
+            forbid(libc::SYS_mbind, errno);
+            let refused = Region::create(&path, &Config::new().placement(Placement::on(node))).unwrap_err();
+            Region::create(&path, &Config::new()).expect("without one all works");
+            fs::remove_file(&path).unwrap();
+            refused.to_string()
+        });
+        let refused = refused.join().unwrap();
+        let parts = ["cannot place", "mbind", "CAP_SYS_NICE", "without NUMA", "region"];
+        assert!(parts.iter().all(|part| refused.contains(part)), "{refused}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "something was left behind");
+    }
+}
+
+/// From here on the kernel answers one system call of this thread with this error.
+fn forbid(call: i64, errno: i32) {
+    use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch, apply_filter};
+    let machine =
+        TargetArch::try_from(std::env::consts::ARCH).expect("a machine that can filter system calls");
+    let calls = std::iter::once((call, Vec::new())).collect();
+    let answer = SeccompAction::Errno(errno as u32);
+    let filter = SeccompFilter::new(calls, SeccompAction::Allow, answer, machine).unwrap();
+    apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
 }
 
 /// Passes some commands through a region.

@@ -5,17 +5,18 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{Config, DigestOf, HugePages, Region};
+use seriatim::{Config, DigestOf, HugePages, Placement, Region};
 
 use crate::Outcome;
-use crate::args::{Sizes, group, huge_pages, mode};
+use crate::args::{Sizes, group, huge_pages, mode, node, placement};
 use crate::log;
 use crate::output::{self, GeometryReport, Report};
 
 const EXAMPLES: &str = "\
 Examples:
   seriatim create /dev/shm/orders
-  seriatim create /dev/shm/orders --lane-bytes 64M --producers 2 --mode 660 --group engine";
+  seriatim create /dev/shm/orders --lane-bytes 64M --producers 2 --mode 660 --group engine
+  seriatim create /dev/shm/orders --numa 0 --numa-lanes 0,1 --numa-workers 0,0,1,1";
 
 /// Create a region.
 ///
@@ -43,6 +44,16 @@ pub(crate) struct Args {
     /// Ask for huge pages: `try` says so if there are none, `require` makes nothing then
     #[arg(long, value_name = "HOW", value_parser = huge_pages)]
     huge_pages: Option<HugePages>,
+    /// Where its memory lies: `local` (on the node that this command runs on), `interleave` (page by page on all nodes),
+    /// or the number of a NUMA node
+    #[arg(long, value_name = "WHERE", value_parser = placement, default_value = "local")]
+    numa: Placement,
+    /// Nodes of the lanes instead, in turn: the first node for lane 1 and so on, beginning anew after the last
+    #[arg(long, value_name = "NODE,…", value_parser = node, value_delimiter = ',')]
+    numa_lanes: Vec<u32>,
+    /// Nodes of the workers' pages instead, in turn
+    #[arg(long, value_name = "NODE,…", value_parser = node, value_delimiter = ',')]
+    numa_workers: Vec<u32>,
     /// What digests cover: payload, header (no bytes of payloads) or off. Less is faster and proves less
     #[arg(long, value_name = "WHAT", default_value_t = DigestOf::Payload)]
     digest: DigestOf,
@@ -57,7 +68,8 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
-        let mut config = self.sizes.apply(Config::new()).digest(self.digest);
+        let placement = self.numa.lanes(self.numa_lanes).workers(self.numa_workers);
+        let mut config = self.sizes.apply(Config::new()).digest(self.digest).placement(placement);
         if let Some(producers) = self.producers {
             config = config.producers(producers);
         }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{Identity, Inspection, Section};
+use seriatim::{Identity, Inspection, PartPlacement, PlacedPart, Section};
 
 use crate::Outcome;
 use crate::output::{self, Align, GeometryReport, Report, Table};
@@ -47,6 +47,8 @@ struct InspectReport {
     page_bytes: u64,
     /// Bytes that lie in huge pages; none if that cannot be told.
     huge_bytes: Option<u64>,
+    /// On which NUMA nodes the parts lie; none if that cannot be told.
+    placement: Option<Vec<PlacementRow>>,
     /// In octal, as `ls` and `create --mode` have it.
     mode: String,
     uid: u32,
@@ -70,6 +72,26 @@ struct IdentityReport {
     geometry: GeometryReport,
 }
 
+/// Parts that follow each other, for which the same was asked and which lie on the same nodes.
+#[derive(Debug, Serialize)]
+struct PlacementRow {
+    /// "shared" (all before the lanes), "lanes" or "workers".
+    part: &'static str,
+    /// Number of the first lane, or slot of the first worker.
+    first: u16,
+    last: u16,
+    /// Of the kernel, in its words.
+    asked: String,
+    /// What lies where.
+    nodes: Vec<NodeBytes>,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeBytes {
+    node: u32,
+    bytes: u64,
+}
+
 #[derive(Debug, Serialize)]
 struct SectionRow {
     name: &'static str,
@@ -86,6 +108,7 @@ impl From<&Inspection> for InspectReport {
             resident_bytes: inspection.resident_bytes,
             page_bytes: PAGE_BYTES,
             huge_bytes: inspection.huge_bytes,
+            placement: inspection.placement.as_ref().map(|parts| together(parts)),
             mode: format!("{:o}", inspection.mode),
             uid: inspection.owner,
             gid: inspection.group,
@@ -110,6 +133,61 @@ impl From<&Identity> for IdentityReport {
     }
 }
 
+impl From<&PartPlacement> for PlacementRow {
+    fn from(placed: &PartPlacement) -> PlacementRow {
+        let (part, number) = match placed.part {
+            PlacedPart::Lane(number) => ("lanes", number),
+            PlacedPart::Worker(slot) => ("workers", slot),
+            _ => ("shared", 0),
+        };
+        let nodes = placed.nodes.iter().map(|&(node, bytes)| NodeBytes { node, bytes }).collect();
+        PlacementRow { part, first: number, last: number, asked: placed.asked.clone(), nodes }
+    }
+}
+
+impl PlacementRow {
+    fn is_like(&self, other: &PlacementRow) -> bool {
+        let numbers = |row: &PlacementRow| row.nodes.iter().map(|at| at.node).collect::<Vec<_>>();
+        self.asked == other.asked && numbers(self) == numbers(other)
+    }
+
+    fn which(&self) -> String {
+        let PlacementRow { part, first, last, .. } = self;
+        match (*part, first == last) {
+            ("shared", _) => "all before the lanes".into(),
+            (_, true) => format!("{part} {first}"),
+            (_, false) => format!("{part} {first} to {last}"),
+        }
+    }
+
+    /// The nodes, with the bytes on each if there are several.
+    fn places(&self) -> String {
+        match &self.nodes[..] {
+            [] => "?".into(),
+            [one] => one.node.to_string(),
+            several => {
+                let places: Vec<_> =
+                    several.iter().map(|at| format!("{} ({} bytes)", at.node, at.bytes)).collect();
+                places.join(", ")
+            }
+        }
+    }
+}
+
+fn together(parts: &[PartPlacement]) -> Vec<PlacementRow> {
+    let mut rows: Vec<PlacementRow> = Vec::new();
+    for next in parts.iter().map(PlacementRow::from) {
+        match rows.last_mut() {
+            Some(row) if row.part == next.part && row.is_like(&next) => {
+                row.last = next.last;
+                row.nodes.iter_mut().zip(next.nodes).for_each(|(sum, more)| sum.bytes += more.bytes);
+            }
+            _ => rows.push(next),
+        }
+    }
+    rows
+}
+
 impl From<&Section> for SectionRow {
     fn from(section: &Section) -> SectionRow {
         SectionRow {
@@ -129,6 +207,15 @@ impl Report for InspectReport {
             Some(0) => writeln!(out, "in pages of {PAGE_BYTES} bytes")?,
             Some(huge) => writeln!(out, "in pages of {PAGE_BYTES} bytes, and huge ones: {huge} bytes of it")?,
             None => {}
+        }
+        let rows = self.placement.as_deref().unwrap_or_default();
+        match rows {
+            [first, rest @ ..] if first.nodes.len() == 1 && rest.iter().all(|row| row.is_like(first)) => {
+                writeln!(out, "on NUMA node {}, asked for: {}", first.places(), first.asked)?;
+            }
+            _ => rows.iter().try_for_each(|row| {
+                writeln!(out, "{}: on NUMA node {}, asked for: {}", row.which(), row.places(), row.asked)
+            })?,
         }
         if let Some(identity) = &self.identity {
             writeln!(out, "region {}, format version {}", identity.uuid, identity.version)?;
