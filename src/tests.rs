@@ -624,7 +624,7 @@ fn a_producer_that_returns_goes_on_and_another_gets_the_lane_when_it_is_passed()
     assert_eq!(producer.attached(), Attached::New);
     producer.submit(0, &bytes(60, 1)).unwrap();
     // A claim that is never committed dies with it.
-    std::mem::forget(producer.claim(0, 50).unwrap());
+    let _left = producer.claim(0, 50).unwrap();
     drop(producer);
     let mut producer = desk.producer("p");
     assert_eq!(producer.attached(), Attached::Resumed { next: 1 });
@@ -745,14 +745,13 @@ fn the_last_index_ends_an_order_that_is_closing_too() {
 }
 
 #[test]
-fn a_claim_that_is_forgotten_submits_nothing() {
+fn a_claim_that_is_not_committed_submits_nothing() {
     let mut desk = Desk::new(&tiny().lane_cells(4).lane_bytes(512));
     let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
     let mut expected = Vec::new();
     // Cells and bytes are those of earlier commands again, and longer than what is claimed.
     for n in 0..20u8 {
-        let claim = producer.try_claim(9, if n % 2 == 0 { 50 } else { 8 }).unwrap();
-        std::mem::forget(claim);
+        let _left = producer.try_claim(9, if n % 2 == 0 { 50 } else { 8 }).unwrap();
         let payload = vec![n; if n % 3 == 0 { 200 } else { 30 }];
         let index = match n % 4 {
             0 => producer.try_submit_batch(&[(1, &payload)]).unwrap().start,

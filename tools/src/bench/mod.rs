@@ -41,6 +41,8 @@ pub(crate) use part::PartArgs;
 /// Bytes before a payload. Of the fields that the definition gives a command, whose it is, which of its producer's and
 /// at which index are the order's own, and whether it is the last goes with its kind; what is left is the time.
 const STAMP: usize = 8;
+/// Bytes of a lane at most, if two tickets' commands fit.
+const LANE: u64 = 4 << 20;
 /// In a command's kind, beside the producer's number from bit 1 on: its last one.
 const LAST: u16 = 1;
 
@@ -103,13 +105,16 @@ impl Job {
         (slots / 4).max(1) as usize
     }
 
-    /// A region in which each producer can have `slots` commands in flight. Its lane is the power of two that these take,
-    /// or the next lower one: less than `slots` commands if need be, but never much more memory than they need.
+    /// A region in which each producer can have `slots` commands in flight at most. Its lane is the power of two that
+    /// these take, or the next lower one: less than `slots` commands if need be, but never much more memory than they
+    /// need. Nor more than [`LANE`], if that takes two tickets' commands: a lane that stays in the processor's cache is worth more
+    /// than one that is long.
     pub(crate) fn config(&self) -> Result<Config> {
         let each = (STAMP + self.size).next_multiple_of(64) as u64;
         let all = each.checked_mul(self.slots).context("so many commands of this size have no room")?;
         let lower = 1 << all.ilog2();
-        let lane_bytes = lower.max((2 * each).next_power_of_two());
+        let two = (2 * each).checked_mul(self.batch as u64).context("so large a batch has no room")?;
+        let lane_bytes = lower.min(LANE).max(two.next_power_of_two());
         Ok(Config::new()
             .producers(self.producers as u64)
             .workers(self.workers as u64)
@@ -353,7 +358,7 @@ mod tests {
     fn every_size_and_number_of_slots_has_a_region_that_takes_its_batches() {
         for size in [8, 16, 32, 256, 1000 * 8, 4096, 65536, 1 << 20] {
             for slots in [2, 4, 16, 512, 4096] {
-                let job = Job { size, slots, ..job() };
+                let job = Job { size, slots, batch: Job::max_batch(slots), ..job() };
                 let config = job.config().unwrap();
                 assert!(config.max_payload() >= (STAMP + size) as u64, "{size} {slots}");
                 config.region_bytes().unwrap();
