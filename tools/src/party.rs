@@ -231,7 +231,7 @@ fn receive(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
 
     let mut receipt = Receipt::new(stage.job, stage.stamps)?;
     while !receipt.closed {
-        worker.recv_batch(WORKER_BATCH, None, |event| receipt.take(event))?;
+        worker.recv_batch(WORKER_BATCH, None, |event| receipt.take(&event))?;
         receipt.lag_max = receipt.lag_max.max(worker.lag());
     }
     let report = receipt.report(name, &worker);
@@ -286,9 +286,9 @@ impl<'a> Receipt<'a> {
         }
     }
 
-    fn take(&mut self, event: Event<'_>) {
-        match event {
-            Event::Command(command) => self.command(&command),
+    fn take(&mut self, event: &Event<'_>) {
+        match *event {
+            Event::Command(ref command) => self.command(command),
             Event::ProducerAttached { number, name, .. } => {
                 let ours = name.as_str().strip_prefix('p').and_then(|digits| digits.parse::<usize>().ok());
                 match ours.and_then(|producer| self.numbers.get_mut(producer)) {

@@ -249,10 +249,10 @@ impl<'a> Sink<'a> {
         self.lasts >= self.job.producers
     }
 
-    #[inline]
-    pub(super) fn take(&mut self, event: Event<'_>) {
+    #[inline(always)]
+    pub(super) fn take(&mut self, event: &Event<'_>) {
         match event {
-            Event::Command(command) => self.command(&command),
+            Event::Command(command) => self.command(command),
             other => self.place(other.seq()),
         }
     }
@@ -266,7 +266,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn command(&mut self, command: &Command<'_>) {
         self.place(command.seq);
         let Some((sent_ns, payload)) = command.payload.split_first_chunk::<STAMP>() else {
@@ -386,7 +386,7 @@ mod tests {
             let (index, kind, payload) = (*index, *kind, &bytes[..]);
             let command =
                 Command { seq: Seq::new(seq), producer: 1, index, kind, payload, digest: Digest(0) };
-            sink.take(Event::Command(command));
+            sink.take(&Event::Command(command));
         }
         let is_done = sink.is_done();
         (sink.receipt(), is_done)
@@ -440,9 +440,9 @@ mod tests {
         let job = job();
         let board = Board::create(&job).unwrap();
         let mut sink = Sink::new(&job, &board, 0, Seq::new(7)).unwrap();
-        sink.take(Event::Opened { seq: Seq::new(7), epoch: 1 });
+        sink.take(&Event::Opened { seq: Seq::new(7), epoch: 1 });
         assert_eq!(sink.errors, 0);
-        sink.take(Event::Opened { seq: Seq::new(9), epoch: 1 });
+        sink.take(&Event::Opened { seq: Seq::new(9), epoch: 1 });
         assert_eq!(sink.errors, 1);
     }
 

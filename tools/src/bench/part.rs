@@ -95,11 +95,11 @@ fn receive(job: &Job, number: usize, name: &str, region: &Region, board: &Board)
     board.arrive();
     while board.begun_ns().is_none() {
         // Others come, and the order has only so much room for saying so.
-        worker.poll_batch(BATCH, |event| sink.take(event))?;
+        worker.poll_batch(BATCH, |event| sink.take(&event))?;
         std::thread::sleep(LOOK);
     }
     while !sink.is_done() {
-        worker.recv_batch(BATCH, None, |event| sink.take(event))?;
+        worker.recv_batch(BATCH, None, |event| sink.take(&event))?;
         if job.fault == Some(Fault::Death) && number == 0 {
             die(job)?;
         }
