@@ -13,6 +13,8 @@ use crate::liveness::{Lock, Role};
 use crate::region::layout::Part;
 use crate::*;
 
+mod flood;
+
 /// A region and its sequencer, turned by hand.
 struct Desk {
     region: Region,

@@ -164,6 +164,10 @@ const PARTS: [Part; 5] = [Part::Control, Part::Order, Part::Bells, Part::Tickets
 /// It is found alive by its lock, so two are never possible. Dropping it leaves the order as it is: the next
 /// one goes on at the next index.
 ///
+/// It takes tickets in the order in which they were queued, whatever its budget. So from the moment in which a command is
+/// submitted, a worker gets at most as many commands of each other lane before it as a lane has cells
+/// ([`Config::lane_cells`](crate::Config::lane_cells)), however much is submitted meanwhile.
+///
 /// ```
 /// use seriatim::{Config, Event, Producer, Region, Sequencer, Worker};
 ///
