@@ -12,7 +12,7 @@
 //! that is outside of what can be promised by anyone who shares memory, and costs no more than wrong bytes.
 
 use seriatim_ring::lane::{INLINE, INLINE_WORDS, Room};
-use seriatim_ring::sync::AtomicU64;
+use seriatim_ring::sync::{AtomicU64, wrote};
 use twox_hash::XxHash3_64;
 
 /// The digest of a payload: XXH3, 64 bits, without a seed; in the widest registers that the processor has.
@@ -28,6 +28,7 @@ pub(crate) fn write_inline(words: &[AtomicU64; INLINE_WORDS], payload: &[u8]) {
     let to = words.as_ptr().cast::<[u8; INLINE]>().cast_mut();
     // SAFETY: [B1] the words are so many bytes, may be written through a shared reference, and nobody else uses them.
     copy_small(unsafe { &mut *to }, payload);
+    wrote(words, payload.len());
 }
 
 /// Copies at most [`INLINE`] bytes in a few moves of fixed sizes, which overlap where the length asks for it: for so
@@ -63,6 +64,7 @@ pub(crate) fn write(room: &[AtomicU64], payload: &[u8]) {
     // SAFETY: [B1] the words are at least as many bytes, may be written through a shared reference, and nobody else
     // uses them; the source is ordinary memory of this process or a part of the region that is not this room.
     unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), to, payload.len()) };
+    wrote(room, payload.len());
 }
 
 /// The reserved room itself, to be written in place. It holds what an earlier command left there.

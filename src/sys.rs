@@ -8,9 +8,10 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use seriatim_ring::sync::{AtomicU32, AtomicU64};
+use seriatim_ring::sync::AtomicU32;
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }

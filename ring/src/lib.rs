@@ -72,10 +72,10 @@
 //! Two of them are doubled by a fence that another pair needs at the same place, so that a model sees only both
 //! missing: G2's fence stands before the word of G1 and before every release of a lane (L1), and K1's fence after
 //! an event stands before the state of C1.
-#![cfg_attr(not(any(loom, test, feature = "crash-points")), no_std)]
+#![cfg_attr(not(any(loom, seriatim_trace, test, feature = "crash-points")), no_std)]
 #![forbid(unsafe_code)]
 
-#[cfg(any(loom, feature = "crash-points"))]
+#[cfg(any(loom, seriatim_trace, feature = "crash-points"))]
 extern crate std;
 
 // First, so that its macro is known to the rest.

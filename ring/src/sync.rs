@@ -1,11 +1,16 @@
 //! The atomics facade: the only file that names `core::` or `loom::` atomics.
 //!
-//! The switch is `cfg(loom)` alone, so that the code that the models explore is the code that ships.
+//! The switch is `cfg(loom)` alone, so that the code that the models explore is the code that ships. A third backend,
+//! `cfg(seriatim_trace)`, is the first one that also tells who looks on of each access: for counting cache lines.
 
+#[cfg(not(any(loom, seriatim_trace)))]
+pub use core::sync::atomic::{AtomicU32, AtomicU64};
 #[cfg(not(loom))]
-pub use core::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+pub use core::sync::atomic::{Ordering, fence};
 #[cfg(loom)]
 pub use loom::sync::atomic::{Ordering, fence};
+#[cfg(all(seriatim_trace, not(loom)))]
+pub use traced::{Access, AtomicU32, AtomicU64, Kind, observe};
 #[cfg(loom)]
 pub use watched::{AtomicU32, AtomicU64, Stopped, prepare, stop_after};
 
@@ -16,6 +21,126 @@ pub fn spin() {
     core::hint::spin_loop();
     #[cfg(loom)]
     loom::thread::yield_now();
+}
+
+/// Says that the first `bytes` of these words were written by other means than the words: heard by who looks on where
+/// accesses are traced, nothing elsewhere.
+#[inline(always)]
+pub fn wrote(words: &[AtomicU64], bytes: usize) {
+    #[cfg(all(seriatim_trace, not(loom)))]
+    traced::tell(words.as_ptr() as usize, bytes, Kind::Write);
+    #[cfg(not(all(seriatim_trace, not(loom))))]
+    let _ = (words, bytes);
+}
+
+/// The processor's atomics, whose accesses somebody hears of.
+#[cfg(all(seriatim_trace, not(loom)))]
+mod traced {
+    use super::Ordering;
+    use std::cell::Cell;
+
+    /// What an access does.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// It reads.
+        Read,
+        /// It writes.
+        Write,
+        /// It reads and writes at once, and waits for the stores before it.
+        Swap,
+    }
+
+    /// An access to shared memory.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access {
+        /// Where it begins.
+        pub address: usize,
+        /// How many bytes, at least 1.
+        pub bytes: usize,
+        /// What it does.
+        pub kind: Kind,
+    }
+
+    std::thread_local! {
+        static OBSERVER: Cell<Option<fn(Access)>> = const { Cell::new(None) };
+    }
+
+    /// Has `observer` hear of every access that the calling thread makes from now on, before it is made; `None`: nobody.
+    pub fn observe(observer: Option<fn(Access)>) {
+        OBSERVER.set(observer);
+    }
+
+    #[inline]
+    pub(super) fn tell(address: usize, bytes: usize, kind: Kind) {
+        // A thread that ends has lost its observer.
+        if let Ok(Some(observer)) = OBSERVER.try_with(Cell::get)
+            && bytes > 0
+        {
+            observer(Access { address, bytes, kind });
+        }
+    }
+
+    macro_rules! traced {
+        ($name:ident, $int:ty) => {
+            /// As in `core`, heard of.
+            #[repr(transparent)]
+            #[derive(Debug, Default)]
+            pub struct $name(core::sync::atomic::$name);
+
+            impl $name {
+                /// As in `core`.
+                pub const fn new(value: $int) -> Self {
+                    $name(core::sync::atomic::$name::new(value))
+                }
+
+                /// As in `core`.
+                pub const fn as_ptr(&self) -> *mut $int {
+                    self.0.as_ptr()
+                }
+
+                fn tell(&self, kind: Kind) {
+                    tell(self.as_ptr() as usize, size_of::<$int>(), kind);
+                }
+
+                /// As in `core`.
+                #[inline]
+                pub fn load(&self, order: Ordering) -> $int {
+                    self.tell(Kind::Read);
+                    self.0.load(order)
+                }
+
+                /// As in `core`.
+                #[inline]
+                pub fn store(&self, value: $int, order: Ordering) {
+                    self.tell(Kind::Write);
+                    self.0.store(value, order);
+                }
+
+                /// As in `core`.
+                #[inline]
+                pub fn fetch_add(&self, value: $int, order: Ordering) -> $int {
+                    self.tell(Kind::Swap);
+                    self.0.fetch_add(value, order)
+                }
+
+                /// As in `core`.
+                #[inline]
+                pub fn compare_exchange(
+                    &self,
+                    seen: $int,
+                    new: $int,
+                    order: Ordering,
+                    failure: Ordering,
+                ) -> Result<$int, $int> {
+                    self.tell(Kind::Swap);
+                    self.0.compare_exchange(seen, new, order, failure)
+                }
+            }
+        };
+    }
+
+    traced!(AtomicU32, u32);
+    traced!(AtomicU64, u64);
 }
 
 /// Loom's atomics, with two things that the models need and loom lacks.

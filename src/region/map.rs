@@ -427,9 +427,9 @@ impl WordMap {
     /// The less significant half of a word, for the kernel's 32-bit waits.
     pub(crate) fn low_half(&self, at: usize) -> &AtomicU32 {
         const { assert!(cfg!(target_endian = "little")) };
-        let word = self.words()[at].as_ptr().cast();
+        let word = self.words()[at].as_ptr().cast::<AtomicU32>();
         // SAFETY: the word lies in the mapping, which outlives the borrow, its first half is aligned, and all access to
         // it is atomic; this one is handed to the kernel alone, which compares it.
-        unsafe { AtomicU32::from_ptr(word) }
+        unsafe { &*word }
     }
 }
