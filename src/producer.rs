@@ -436,12 +436,15 @@ impl Producer {
         }
     }
 
-    /// Submits commands with one ticket, all or none, if there is room: they get consecutive places in the
-    /// order. Returns their per-producer indexes.
+    /// Submits commands, each a kind and a payload, with one ticket, all or none, if there is room: they get consecutive
+    /// places in the order. Returns their per-producer indexes.
     ///
     /// # Errors
     /// [`SubmitError`]; in each case none was submitted.
-    pub fn try_submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+    pub fn try_submit_batch<P: AsRef<[u8]>>(
+        &mut self,
+        commands: &[(u16, P)],
+    ) -> Result<Range<u64>, SubmitError> {
         self.attempt_batch(commands).map_err(|error| self.name_culprit(error))
     }
 
@@ -449,7 +452,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
-    pub fn submit_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+    pub fn submit_batch<P: AsRef<[u8]>>(&mut self, commands: &[(u16, P)]) -> Result<Range<u64>, SubmitError> {
         self.waiting(None, |me| me.attempt_batch(commands))
     }
 
@@ -457,9 +460,9 @@ impl Producer {
     ///
     /// # Errors
     /// [`SubmitError`].
-    pub fn submit_batch_deadline(
+    pub fn submit_batch_deadline<P: AsRef<[u8]>>(
         &mut self,
-        commands: &[(u16, &[u8])],
+        commands: &[(u16, P)],
         at: Instant,
     ) -> Result<Range<u64>, SubmitError> {
         self.waiting(Some(at), |me| me.attempt_batch(commands))
@@ -513,60 +516,69 @@ impl Producer {
     #[inline(never)]
     fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         self.may_go_on()?;
-        if payload.len() as u64 > self.parts.lane().max_payload() {
-            return Err(self.too_large(payload.len()));
-        }
-        match self.put(kind, payload) {
-            Ok(()) => self.queue().map(|range| range.start),
-            Err(why) => Err(self.no_room(why)),
-        }
+        self.put(kind, payload)?;
+        self.queue().map(|range| range.start)
     }
 
     /// One attempt to submit commands with one ticket.
-    fn attempt_batch(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
+    fn attempt_batch<P: AsRef<[u8]>>(&mut self, commands: &[(u16, P)]) -> Result<Range<u64>, SubmitError> {
         self.may_go_on()?;
         if commands.is_empty() || commands.len() > self.most_cells {
             return Err(self.bad_batch(commands));
         }
         // With nothing for the bytes of the lane only their number counts.
-        let Producer { parts, writer, digests, .. } = self;
+        let undo = Undo(self);
+        let Producer { parts, writer, digests, .. } = &mut *undo.0;
         let count = commands.len() as u32;
         let first = match writer.reserve_inline(parts.lane(), &parts.entry().released, count) {
             Ok(cell) => cell,
-            Err(why) => return Err(self.no_room(why)),
+            Err(why) => return Err(undo.0.no_room(why)),
         };
         let lane = *parts.lane();
-        for (cell, &(kind, payload)) in (0..).map(|n| first.wrapping_add(n)).zip(commands) {
+        for (cell, (kind, payload)) in (0..).map(|n| first.wrapping_add(n)).zip(commands) {
+            let payload = payload.as_ref();
             if payload.len() > INLINE {
-                return self.attempt_batch_outside(commands);
+                writer.abandon();
+                return undo.0.attempt_batch_outside(commands);
             }
-            put_inline(writer, &lane, cell, *digests, kind, payload);
+            put_inline(writer, &lane, cell, *digests, *kind, payload);
         }
-        self.queue()
+        undo.0.queue()
     }
 
     /// As [`attempt_batch`](Self::attempt_batch), where payloads go into the bytes of the lane: all anew.
     #[inline(never)]
-    fn attempt_batch_outside(&mut self, commands: &[(u16, &[u8])]) -> Result<Range<u64>, SubmitError> {
-        self.writer.abandon();
+    fn attempt_batch_outside<P: AsRef<[u8]>>(
+        &mut self,
+        commands: &[(u16, P)],
+    ) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
-        match commands.iter().try_for_each(|(kind, payload)| self.put(*kind, payload)) {
-            Ok(()) => self.queue(),
-            Err(why) => Err(self.no_room(why)),
+        for (kind, payload) in commands {
+            self.put(*kind, payload.as_ref())?;
         }
+        self.queue()
     }
 
-    /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing of it is.
+    /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing is reserved.
     #[inline(always)]
-    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), NoRoom> {
+    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
         let Producer { parts, writer, digests, .. } = self;
         let (lane, released) = (parts.lane(), &parts.entry().released);
         if payload.len() <= INLINE {
-            let cell = writer.reserve_inline(lane, released, 1)?;
+            let cell = match writer.reserve_inline(lane, released, 1) {
+                Ok(cell) => cell,
+                Err(why) => return Err(self.no_room(why)),
+            };
             put_inline(writer, lane, cell, *digests, kind, payload);
             return Ok(());
         }
-        let room = reserve(parts, writer, payload.len())?;
+        if payload.len() as u64 > lane.max_payload() {
+            return Err(self.too_large(payload.len()));
+        }
+        let room = match reserve(parts, writer, payload.len()) {
+            Ok(room) => room,
+            Err(why) => return Err(self.no_room(why)),
+        };
         payload::write(lane.room(&room), payload);
         crash_point!("submit.payload");
         writer.fill(lane, &room, kind, digests.of(payload));
@@ -636,19 +648,20 @@ impl Producer {
     }
 
     #[cold]
-    fn bad_batch(&self, commands: &[(u16, &[u8])]) -> SubmitError {
+    fn bad_batch<P: AsRef<[u8]>>(&self, commands: &[(u16, P)]) -> SubmitError {
         self.check_batch(commands).err().unwrap_or(SubmitError::EmptyBatch)
     }
 
-    fn check_batch(&self, commands: &[(u16, &[u8])]) -> Result<(), SubmitError> {
-        let max = self.max_payload();
-        if let Some((_, long)) = commands.iter().find(|(_, payload)| payload.len() > max) {
-            return Err(SubmitError::TooLarge { len: long.len(), max });
+    fn check_batch<P: AsRef<[u8]>>(&self, commands: &[(u16, P)]) -> Result<(), SubmitError> {
+        let (max, mut bytes) = (self.max_payload(), 0);
+        for len in commands.iter().map(|(_, payload)| payload.as_ref().len()) {
+            if len > max {
+                return Err(SubmitError::TooLarge { len, max });
+            }
+            if len > INLINE {
+                bytes += (len as u64).next_multiple_of(seriatim_ring::lane::ALIGN);
+            }
         }
-        let lane_bytes = |len: usize| {
-            if len > INLINE { (len as u64).next_multiple_of(seriatim_ring::lane::ALIGN) } else { 0 }
-        };
-        let bytes = commands.iter().map(|(_, payload)| lane_bytes(payload.len())).sum();
         let (max_commands, max_bytes) = (self.max_batch(), self.max_batch_bytes());
         match commands.len() {
             0 => Err(SubmitError::EmptyBatch),
@@ -861,6 +874,17 @@ impl Drop for Producer {
             let map = self.region.map();
             map.lane_page(self.seat.index).party.leave(self.seat.generation, map.bells().requests_word());
         }
+    }
+}
+
+/// A batch in progress: what has no ticket in the end is given back, also if a payload panics when it is asked for its
+/// bytes.
+struct Undo<'p>(&'p mut Producer);
+
+impl Drop for Undo<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.0.writer.abandon();
     }
 }
 

@@ -746,6 +746,48 @@ fn the_last_index_ends_an_order_that_is_closing_too() {
     assert_eq!(producer.wait_sequenced(submitted), Err(WaitError::Closed { index: submitted }));
 }
 
+/// A payload that is not what it was when it was asked for the second time, or panics then.
+struct Fickle(std::cell::Cell<u32>, &'static [&'static [u8]]);
+
+impl AsRef<[u8]> for Fickle {
+    fn as_ref(&self) -> &[u8] {
+        let asked = self.0.replace(self.0.get() + 1) as usize;
+        self.1.get(asked).expect("a payload that does not want to be read")
+    }
+}
+
+#[test]
+fn a_batch_whose_payloads_change_or_panic_leaves_nothing_half_done() {
+    let mut desk = Desk::new(&tiny().lane_cells(8).lane_bytes(256));
+    let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
+    let fickle = |payloads| Fickle(0.into(), payloads);
+    let commands: [&[&[&[u8]]]; 5] = [
+        &[&[b"a"], &[]],
+        &[&[b"a", b"b", b"c"], &[&[1; 50], &[2; 50]]],
+        &[&[b"a", b"b"], &[&[1; 50], b"x"]],
+        &[&[b"a", b"b", b"c"], &[&[1; 50], &[2; 50], &[3; 200]]],
+        &[&[b"a", b"b", &[7; 100]], &[&[1; 50], &[2; 50], b"y"]],
+    ];
+    let mut expected = Vec::new();
+    for (n, payloads) in commands.into_iter().enumerate() {
+        let batch: Vec<(u16, Fickle)> = payloads.iter().map(|&each| (0, fickle(each))).collect();
+        let tried =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| producer.try_submit_batch(&batch)));
+        match (n, tried) {
+            (0..3, tried) => assert!(tried.is_err(), "{n}"),
+            (3, tried) => assert!(matches!(tried.unwrap(), Err(SubmitError::TooLarge { len: 200, .. }))),
+            (_, tried) => {
+                tried.unwrap().unwrap();
+                expected.extend([vec![7; 100], b"y".to_vec()]);
+            }
+        }
+        producer.try_submit(0, &[n as u8]).unwrap();
+        expected.push(vec![n as u8]);
+        desk.turn();
+        assert_eq!(drain(&mut worker), std::mem::take(&mut expected), "{n}");
+    }
+}
+
 #[test]
 fn a_claim_that_is_not_committed_submits_nothing() {
     let mut desk = Desk::new(&tiny().lane_cells(4).lane_bytes(512));

@@ -78,8 +78,8 @@ pub(super) struct Source<'a> {
     /// The next command's.
     seq: u64,
     finished: bool,
-    /// A command each, time and payload: as many as a batch has.
-    frames: Vec<Vec<u8>>,
+    /// A command each, its kind, and time and payload: as many as a batch has.
+    frames: Vec<(u16, Vec<u8>)>,
     waiter: Waiter,
     /// Ping: how many commands all have received when it is this producer's turn.
     turn: u64,
@@ -90,7 +90,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(job: &'a Job, board: &'a Board, producer: usize) -> Source<'a> {
         let frame = || {
             let words = (0..job.size / 8).map(filler).flat_map(u64::to_le_bytes);
-            [0; STAMP].into_iter().chain(words).collect()
+            ((producer as u16) << 1, [0; STAMP].into_iter().chain(words).collect())
         };
         Source {
             job,
@@ -105,8 +105,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// The next commands, to be submitted at once, when they are due, and their kind; none after the last.
-    pub(super) fn next(&mut self) -> Option<(u16, &[Vec<u8>])> {
+    /// The next commands, to be submitted at once, when they are due; none after the last.
+    pub(super) fn next(&mut self) -> Option<&[(u16, Vec<u8>)]> {
         if self.finished {
             return None;
         }
@@ -130,8 +130,10 @@ impl<'a> Source<'a> {
         if ending {
             self.board.set_produced(self.producer, self.seq);
         }
-        let last = if ending { LAST } else { 0 };
-        Some(((self.producer as u16) << 1 | last, &self.frames[..count]))
+        if ending {
+            self.frames[0].0 |= LAST;
+        }
+        Some(&self.frames[..count])
     }
 
     /// The time that the next command is to carry, if it is due.
@@ -162,8 +164,10 @@ impl<'a> Source<'a> {
         let (producer, seq) = (self.producer, self.seq);
         let faulty = seq == FAULTY && producer == 0;
         let skipped = u64::from(self.job.fault == Some(Fault::Gap) && producer == 0 && seq >= FAULTY);
-        let frame = &mut self.frames[at];
-        frame[..STAMP].copy_from_slice(&sent_ns.to_le_bytes());
+        let frame = &mut self.frames[at].1;
+        if self.job.is_latency() {
+            frame[..STAMP].copy_from_slice(&sent_ns.to_le_bytes());
+        }
         frame[STAMP..STAMP + 8].copy_from_slice(&tag(producer, seq + skipped).to_le_bytes());
         if faulty && self.job.fault == Some(Fault::Payload) {
             // It stays wrong from here on, which is as good.
@@ -374,8 +378,8 @@ mod tests {
                 board.end();
             }
             for source in &mut sources {
-                let (kind, frames) = source.next().unwrap();
-                sent.push(Sent { index, kind, bytes: frames[0].clone() });
+                let (kind, bytes) = source.next().unwrap()[0].clone();
+                sent.push(Sent { index, kind, bytes });
             }
         }
         assert!(sources.iter_mut().all(|source| source.next().is_none()), "the last was the last");
@@ -463,13 +467,13 @@ mod tests {
         let mut source = Source::new(&job, &board, 1);
         source.next();
         board.end();
-        let (kind, frames) = source.next().unwrap();
-        let words: Vec<u64> = frames[0].as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (kind, frame) = source.next().unwrap()[0].clone();
+        let words: Vec<u64> = frame.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
         // Producer 1, the last; sent_ns; tag, fillers.
         assert_eq!(kind, 1 << 1 | 1);
         assert_eq!(words[..3], [0, 1 << 48 | 1, 0x9e37_79b9_7f4a_7c15]);
         assert_eq!(words[1 + 7], 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(7));
-        assert_eq!(frames[0].len(), 8 + 64);
+        assert_eq!(frame.len(), 8 + 64);
     }
 
     #[test]

@@ -65,25 +65,14 @@ fn produce(job: &Job, number: usize, name: &str, region: &Region, board: &Board)
         std::thread::sleep(LOOK);
     }
     let mut source = Source::new(job, board, number);
-    let mut spare = Vec::new();
-    while let Some((kind, frames)) = source.next() {
-        if let [frame] = frames {
-            producer.submit(kind, frame)?;
+    while let Some(frames) = source.next() {
+        if let [(kind, frame)] = frames {
+            producer.submit(*kind, frame)?;
         } else {
-            let mut commands: Vec<(u16, &[u8])> = emptied(spare);
-            commands.extend(frames.iter().map(|frame| (kind, &frame[..])));
-            producer.submit_batch(&commands)?;
-            spare = emptied(commands);
+            producer.submit_batch(frames)?;
         }
     }
     Ok(Said::Done)
-}
-
-/// The memory of a vector for another one, which borrows from elsewhere.
-fn emptied<'b>(mut vector: Vec<(u16, &[u8])>) -> Vec<(u16, &'b [u8])> {
-    vector.clear();
-    // Nothing is left to be mapped; the standard library keeps the allocation.
-    vector.into_iter().map(|(kind, _)| (kind, &[][..])).collect()
 }
 
 fn receive(job: &Job, number: usize, name: &str, region: &Region, board: &Board) -> Result<Said> {
