@@ -33,6 +33,7 @@ const POINTS: &[&str] = &[
     "leave.released",
     "leave.told",
     "wake.rung",
+    "wake.woken",
 ];
 
 /// The names of all points.

@@ -124,7 +124,7 @@ impl Stamps {
     /// # Panics
     /// `at` is not less than [`len`](Self::len).
     pub fn sleep(&self, at: usize, seen: u64, timeout: Duration) {
-        sys::futex_wait(self.map.low_half(at), seen as u32, timeout);
+        sys::futex_wait(self.map.low_half(at), seen as u32, sys::ANY_MARK, timeout);
     }
 
     /// Wakes all who sleep on a word, in any process.

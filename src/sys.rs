@@ -17,16 +17,19 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Sleeps while `word` is `seen`, for `timeout` at most; `false` if that time passed, or if the word is no longer
-/// there. Any return is a reason to look again. Signals neither end nor lengthen it.
-pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool {
+/// The mark of a sleeper that every wake-up is for.
+pub(crate) const ANY_MARK: u32 = libc::FUTEX_BITSET_MATCH_ANY as u32;
+
+/// Sleeps while `word` is `seen`, under a `mark` (see [`futex_wake`]), for `timeout` at most; `false` if that time
+/// passed, or if the word is no longer there. Any return is a reason to look again. Signals neither end nor lengthen it.
+pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, mark: u32, timeout: Duration) -> bool {
     let until = Duration::from_nanos(monotonic_ns()).saturating_add(timeout);
     let until = libc::timespec {
         tv_sec: until.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(until.subsec_nanos()),
     };
     loop {
-        match wait_until(word, seen, &until) {
+        match wait_until(word, seen, mark, &until) {
             Err(e) if e.raw_os_error() == Some(libc::EINTR) => {}
             Err(e) => return !matches!(e.raw_os_error(), Some(libc::ETIMEDOUT | libc::EFAULT)),
             Ok(()) => return true,
@@ -34,12 +37,12 @@ pub(crate) fn futex_wait(word: &AtomicU32, seen: u32, timeout: Duration) -> bool
     }
 }
 
-fn wait_until(word: &AtomicU32, seen: u32, until: &libc::timespec) -> io::Result<()> {
+fn wait_until(word: &AtomicU32, seen: u32, mark: u32, until: &libc::timespec) -> io::Result<()> {
     // Unlike FUTEX_WAIT this takes a time and no span. Not private: the word is shared between processes.
     const WAIT: libc::c_int = libc::FUTEX_WAIT_BITSET;
-    let (nothing, all) = (std::ptr::null::<u32>(), libc::FUTEX_BITSET_MATCH_ANY);
+    let nothing = std::ptr::null::<u32>();
     // SAFETY: the word lives for the call and `until` is a valid timespec; the kernel only reads both.
-    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, seen, until, nothing, all) };
+    let result = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAIT, seen, until, nothing, mark) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
@@ -47,6 +50,16 @@ fn wait_until(word: &AtomicU32, seen: u32, until: &libc::timespec) -> io::Result
 pub(crate) fn futex_wake_all(word: &AtomicU32) {
     // SAFETY: the kernel uses the address of the word as a key and touches nothing.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Wakes at most `count` of those who sleep on `word` under one of these `marks`, in any process, who slept longest
+/// first; how many.
+pub(crate) fn futex_wake(word: &AtomicU32, count: u32, marks: u32) -> u32 {
+    const WAKE: libc::c_int = libc::FUTEX_WAKE_BITSET;
+    let (nothing, nobody) = (std::ptr::null::<libc::timespec>(), std::ptr::null::<u32>());
+    // SAFETY: the kernel uses the address of the word as a key and touches nothing.
+    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), WAKE, count, nothing, nobody, marks) };
+    u32::try_from(woken).unwrap_or(0)
 }
 
 fn lock_of(byte: i64) -> libc::flock {

@@ -1,13 +1,14 @@
 //! The library as a whole, in one process: every party through its public face, on real mapped files.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use seriatim_ring::digest;
+use seriatim_ring::wake::FOR_WORK;
 
 use crate::liveness::{Lock, Role};
 use crate::region::layout::Part;
@@ -1296,7 +1297,7 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
     let wait_for_nothing = || {
         let time = Duration::from_millis(500);
         let started = Instant::now();
-        assert!(!sys::futex_wait(&AtomicU32::new(7), 7, time), "nobody woke it");
+        assert!(!sys::futex_wait(&AtomicU32::new(7), 7, sys::ANY_MARK, time), "nobody woke it");
         check("sleep", started + time, started);
         let region = Region::anonymous(&tiny()).unwrap();
         let started = Instant::now();
@@ -1384,6 +1385,39 @@ fn signals_neither_shorten_a_wait_nor_end_it_nor_make_anything_up() {
 #[test]
 fn no_wake_up_is_lost() {
     everybody_sleeps_and_wakes(SequencerConfig::new());
+}
+
+#[test]
+fn the_sequencer_goes_on_to_wake_those_whom_nobody_woke() {
+    let mut desk = Desk::new(&tiny());
+    let mut producer = desk.producer("p");
+    let Desk { region, mut sequencer } = desk;
+    let bell = &region.map().bells().workers;
+    thread::scope(|scope| {
+        let sleepers = [(); 4].map(|()| {
+            let (tell, told) = mpsc::channel();
+            let sleep = move || {
+                wait::sleep_alone(bell, FOR_WORK, None, || {
+                    tell.send(()).unwrap();
+                    false
+                })
+            };
+            let sleeper = scope.spawn(sleep);
+            told.recv().unwrap();
+            sleeper
+        });
+        producer.try_submit(0, b"news").unwrap();
+        assert_eq!(sequencer.poll(1).unwrap().commands, 1);
+        // There is no more news.
+        for _ in 0..4 {
+            sequencer.poll(1).unwrap();
+        }
+        assert!(
+            sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()),
+            "one slept to the end of its time"
+        );
+        drop(sequencer);
+    });
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_utils::Backoff;
 use seriatim_ring::control::Bells;
 use seriatim_ring::sync::spin;
-use seriatim_ring::wake::{Bell, FOR_WORK, Seen, made_true};
+use seriatim_ring::wake::{Bell, FOR_WORK, made_true};
 
 use crate::{crash_point, sys};
 
@@ -102,20 +102,36 @@ impl Idle {
     }
 }
 
+/// Sleeps on a bell that others sleep on, too, as [`sleep_alone`] does. Who is woken wakes others, before anything
+/// else: see [`Waker`].
+pub(crate) fn sleep(
+    bell: &Bell,
+    level: u32,
+    deadline: Option<Instant>,
+    is_there: impl FnMut() -> bool,
+) -> bool {
+    let woken = sleep_alone(bell, level, deadline, is_there);
+    if woken {
+        crash_point!("wake.woken");
+        sys::futex_wake(bell.word(), PASSED_ON, bell.marks_before());
+    }
+    woken
+}
+
 /// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to. `false` if it slept
 /// until the end of its time: a reason to look whether there still is something to wait for.
-pub(crate) fn sleep(
+pub(crate) fn sleep_alone(
     bell: &Bell,
     level: u32,
     deadline: Option<Instant>,
     mut is_there: impl FnMut() -> bool,
 ) -> bool {
-    let Seen(seen) = bell.announce(level);
+    let seen = bell.announce(level);
     if is_there() {
         return true;
     }
     let left = deadline.map_or(LONGEST_SLEEP, |at| at.saturating_duration_since(Instant::now()));
-    let woken = sys::futex_wait(bell.word(), seen, left.min(LONGEST_SLEEP));
+    let woken = sys::futex_wait(bell.word(), seen.0, seen.mark(), left.min(LONGEST_SLEEP));
     #[cfg(test)]
     if !woken && left >= LONGEST_SLEEP && is_there() {
         LOST.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -152,12 +168,66 @@ pub(crate) fn wake_sequencer_since_swap(bells: &Bells) {
     }
 }
 
-/// The order has moved: wakes workers and producers that sleep.
-#[inline]
-pub(crate) fn wake_all(bells: &Bells) {
-    made_true();
-    wake(&bells.workers, FOR_WORK);
-    wake(&bells.producers, FOR_WORK);
+/// Sleepers on one bell that the sequencer wakes at a time: each costs it some microseconds, and may take its core.
+const WOKEN: u32 = 1;
+/// Sleepers that one who was woken wakes.
+const PASSED_ON: u32 = 2;
+
+/// How the sequencer wakes many without being delayed by it: a few in a turn, each of whom wakes a few more. If one of
+/// them dies or stands still before it has done that, the sequencer's next turns go on, be there news or not, until
+/// nobody is left; it does not sleep before. If it dies itself, its successor wakes all.
+#[derive(Debug, Default)]
+pub(crate) struct Waker {
+    /// Workers who sleep may be left.
+    workers: bool,
+    /// Producers who sleep may be left.
+    producers: bool,
+}
+
+impl Waker {
+    /// The order has moved: wakes workers and producers that sleep.
+    #[inline]
+    pub(crate) fn tell(&mut self, bells: &Bells) {
+        made_true();
+        self.each(bells, |bell, left| {
+            if bell.is_announced(FOR_WORK) {
+                bell.ring();
+                crash_point!("wake.rung");
+                *left = true;
+            }
+            wake_few(bell, left);
+        });
+    }
+
+    /// Wakes a few of those who are left.
+    pub(crate) fn go_on(&mut self, bells: &Bells) {
+        self.each(bells, wake_few);
+    }
+
+    #[inline(always)]
+    fn each(&mut self, bells: &Bells, act: impl Fn(&Bell, &mut bool)) {
+        act(&bells.workers, &mut self.workers);
+        act(&bells.producers, &mut self.producers);
+    }
+
+    /// Whether somebody may be left.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.workers || self.producers
+    }
+}
+
+/// Wakes a few of those who are `left`, if anybody may be.
+#[inline(always)]
+fn wake_few(bell: &Bell, left: &mut bool) {
+    if *left {
+        *left = sys::futex_wake(bell.word(), WOKEN, bell.marks_before()) >= WOKEN;
+    }
+}
+
+/// Wakes all who sleep on a bell, whether or not they have announced themselves.
+pub(crate) fn wake_all(bell: &Bell) {
+    bell.ring();
+    sys::futex_wake_all(bell.word());
 }
 
 /// The end of a time-out that begins now; `None` for one so long that the clock cannot name its end.
@@ -181,6 +251,63 @@ mod tests {
         }
         let error = "sleep".parse::<Wait>().unwrap_err().to_string();
         assert!(error.contains("sleep") && error.contains("park"));
+    }
+
+    /// So many threads sleep on a bell, each in this way, and `wake` has all of them woken.
+    fn with_sleepers(bell: &Bell, count: usize, sleep: fn(&Bell) -> bool, wake: impl FnOnce()) {
+        std::thread::scope(|scope| {
+            let (tell, told) = std::sync::mpsc::channel();
+            let lie_down = move |tell: std::sync::mpsc::Sender<u32>| {
+                tell.send(sys::thread_id()).unwrap();
+                sleep(bell)
+            };
+            let sleepers: Vec<_> =
+                (0..count).map(|_| tell.clone()).map(|tell| scope.spawn(move || lie_down(tell))).collect();
+            told.iter().take(count).for_each(await_sleep);
+            wake();
+            let woken = sleepers.into_iter().map(|sleeper| sleeper.join().unwrap());
+            assert_eq!(
+                woken.filter(|&woken| woken).count(),
+                count,
+                "the others slept to the end of their time"
+            );
+        });
+    }
+
+    /// Until a thread sleeps on a futex.
+    fn await_sleep(thread: u32) {
+        let call = format!("/proc/self/task/{thread}/syscall");
+        let futex = format!("{} ", libc::SYS_futex);
+        while !std::fs::read_to_string(&call).unwrap().starts_with(&futex) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn hands_on(bell: &Bell) -> bool {
+        sleep(bell, FOR_WORK, None, || false)
+    }
+
+    fn does_not(bell: &Bell) -> bool {
+        sleep_alone(bell, FOR_WORK, None, || false)
+    }
+
+    #[test]
+    fn one_who_is_woken_wakes_all_others() {
+        let bells = Bells::new();
+        with_sleepers(&bells.workers, 9, hands_on, || Waker::default().tell(&bells));
+    }
+
+    #[test]
+    fn the_waker_wakes_one_at_a_time_until_nobody_is_left() {
+        let (bells, mut waker) = (Bells::new(), Waker::default());
+        with_sleepers(&bells.producers, 4, does_not, || {
+            waker.tell(&bells);
+            let more = (0..100).take_while(|_| {
+                waker.go_on(&bells);
+                waker.is_busy()
+            });
+            assert_eq!(more.count(), 3);
+        });
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub mod world;
 use loom::cell::UnsafeCell;
 use loom::sync::Condvar;
 use seriatim_ring::sync::{AtomicU32, Ordering, prepare};
+use seriatim_ring::wake::Seen;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
@@ -136,22 +137,48 @@ impl Traced {
 /// A stand-in for the kernel's futex: waits while a word is what was seen, without a time-out.
 #[derive(Debug, Default)]
 pub struct Futex {
-    bucket: loom::sync::Mutex<()>,
+    bucket: loom::sync::Mutex<Bucket>,
     sleepers: Condvar,
 }
 
+/// Who sleeps, who came first first: a number of his own, and the mark.
+#[derive(Debug, Default)]
+struct Bucket {
+    queue: Vec<(u32, u32)>,
+    number: u32,
+}
+
 impl Futex {
-    /// Sleeps, unless `word` is no longer `seen`, until [`wake_all`](Self::wake_all).
-    pub fn wait(&self, word: &AtomicU32, seen: u32) {
-        let bucket = self.bucket.lock().expect("nobody panics here");
-        if word.load(Ordering::Relaxed) == seen {
-            drop(self.sleepers.wait(bucket).expect("nobody panics here"));
+    /// Sleeps, unless `word` is no longer what was `seen`, until woken; whether it was.
+    pub fn wait(&self, word: &AtomicU32, seen: Seen) -> bool {
+        let mut bucket = self.bucket.lock().expect("nobody panics here");
+        if word.load(Ordering::Relaxed) != seen.0 {
+            return false;
         }
+        let me = bucket.number;
+        bucket.number += 1;
+        bucket.queue.push((me, seen.mark()));
+        while bucket.queue.iter().any(|&(number, _)| number == me) {
+            bucket = self.sleepers.wait(bucket).expect("nobody panics here");
+        }
+        true
+    }
+
+    /// Wakes at most `count` of those who sleep under one of these `marks`; how many.
+    pub fn wake(&self, count: u32, marks: u32) -> u32 {
+        let mut bucket = self.bucket.lock().expect("nobody panics here");
+        let mut woken = 0;
+        bucket.queue.retain(|&(_, mark)| {
+            let stays = mark & marks == 0 || woken == count;
+            woken += u32::from(!stays);
+            stays
+        });
+        self.sleepers.notify_all();
+        woken
     }
 
     /// Wakes everyone who sleeps.
     pub fn wake_all(&self) {
-        let _bucket = self.bucket.lock().expect("nobody panics here");
-        self.sleepers.notify_all();
+        self.wake(u32::MAX, u32::MAX);
     }
 }

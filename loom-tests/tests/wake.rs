@@ -8,7 +8,7 @@ use seriatim_ring::control::Want;
 use seriatim_ring::lane::NoRoom;
 use seriatim_ring::sequencer::Orderer;
 use seriatim_ring::sync::{AtomicU32, Ordering};
-use seriatim_ring::wake::{Bell, FOR_ROOM, FOR_WORK, Seen, made_true};
+use seriatim_ring::wake::{Bell, FOR_ROOM, FOR_WORK, made_true};
 use std::sync::Arc;
 
 const SIZE: Size = Size {
@@ -47,7 +47,7 @@ fn host(full: u64) -> (Arc<Host>, Orderer) {
 
 /// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to.
 fn sleep(bell: &Bell, futex: &Futex, level: u32, is_there: impl FnOnce() -> bool, outcomes: &Outcomes) {
-    let Seen(seen) = bell.announce(level);
+    let seen = bell.announce(level);
     if !is_there() {
         futex.wait(bell.word(), seen);
         outcomes.note("slept");
@@ -333,6 +333,82 @@ fn two_wakers_do_not_hide_each_other() {
         }
         ended.note("awake");
         wakers.into_iter().for_each(|w| w.join().unwrap());
+    });
+    assert!(outcomes.count("slept") > 0);
+}
+
+impl Event {
+    /// As [`wait`](Self::wait), where few are woken: who is woken wakes another one first, unless it `dies` before.
+    fn wait_in_line(&self, count: u32, dies: impl Fn() -> bool, outcomes: &Outcomes) {
+        while !self.is(count) {
+            let seen = self.bell.announce(FOR_WORK);
+            if !self.is(count) && self.futex.wait(self.bell.word(), seen) {
+                outcomes.note("slept");
+                if dies() {
+                    return;
+                }
+                self.futex.wake(1, self.bell.marks_before());
+            }
+        }
+    }
+
+    /// As [`raise`](Self::raise), but wakes one alone; whether there was one.
+    fn raise_for_one(&self, count: u32) -> bool {
+        self.count.store(count, Ordering::Relaxed);
+        made_true();
+        if self.bell.is_announced(FOR_WORK) {
+            self.bell.ring();
+        }
+        self.wake_one()
+    }
+
+    fn wake_one(&self) -> bool {
+        self.futex.wake(1, self.bell.marks_before()) > 0
+    }
+}
+
+/// Guards the handing on of a wake-up: the waker wakes one and does nothing more.
+///
+/// Allowed: each sleeps or finds the event. Forbidden: somebody sleeps on, for instance because only those are woken who
+/// lay down before some other ring.
+#[test]
+fn who_is_woken_wakes_the_next() {
+    let outcomes = Arc::new(Outcomes::default());
+    let noted = Arc::clone(&outcomes);
+    model("wake/in line", 2, &["all awake"], move |ended| {
+        let event = Event::new();
+        let sleepers = [0, 1].map(|_| {
+            let (event, noted) = (Arc::clone(&event), Arc::clone(&noted));
+            thread::spawn(move || (1..3).for_each(|count| event.wait_in_line(count, || false, &noted)))
+        });
+        (1..3).for_each(|count| _ = event.raise_for_one(count));
+        sleepers.into_iter().for_each(|s| s.join().unwrap());
+        ended.note("all awake");
+    });
+    assert!(outcomes.count("slept") > 0);
+}
+
+/// Guards the waker's going on: who is woken first dies before it wakes the next.
+///
+/// Allowed: the others sleep or find the event. Forbidden: one sleeps on although the waker has gone on until nobody
+/// was left.
+#[test]
+fn who_dies_when_it_is_woken_leaves_nobody_asleep() {
+    let outcomes = Arc::new(Outcomes::default());
+    let noted = Arc::clone(&outcomes);
+    model("wake/broken line", 2, &["all awake"], move |ended| {
+        let (event, deaths) = (Event::new(), Arc::new(AtomicU32::new(0)));
+        let sleepers = [0, 1, 2].map(|_| {
+            let (event, deaths, noted) = (Arc::clone(&event), Arc::clone(&deaths), Arc::clone(&noted));
+            let dies = move || deaths.fetch_add(1, Ordering::Relaxed) == 0;
+            thread::spawn(move || event.wait_in_line(1, dies, &noted))
+        });
+        let mut may_be_left = event.raise_for_one(1);
+        while may_be_left {
+            may_be_left = event.wake_one();
+        }
+        sleepers.into_iter().for_each(|s| s.join().unwrap());
+        ended.note("all awake");
     });
     assert!(outcomes.count("slept") > 0);
 }

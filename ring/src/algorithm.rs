@@ -128,8 +128,8 @@
 //!
 //! A sleeper reads the bell's word, announces itself, passes a sequentially consistent fence, looks again, and waits
 //! in the kernel while the word is what it read. A waker makes its event true, passes such a fence, and looks for an
-//! announcement; if there is one it withdraws it, moves the word, and wakes all who wait. (The kernel compares the
-//! word and enqueues the sleeper in one step, as far as wakers can tell.)
+//! announcement; if there is one it withdraws it, moves the word, and wakes all who wait, or has them woken (below).
+//! (The kernel compares the word and enqueues the sleeper in one step, as far as wakers can tell.)
 //!
 //! 1. *Somebody sees somebody* (W1). The two fences have an order. If the sleeper's is first, the waker's load
 //!    finds the announcement or something later in the order of stores to that word; if the waker's is first, the
@@ -155,6 +155,12 @@
 //! its level asks for sleepers after that announcement, with the same two fences, so one of the two sees the other.
 //! It also looks for a ticket when it lies down for room: otherwise a ticket that came in between its last turn and
 //! its announcement would be slept on.
+//!
+//! *Waking in line.* The sequencer, whose time is everybody's, wakes one of many sleepers, and each of them, before it
+//! does anything else, two more of those who lay down before the last ring. These are finitely many, and none who has
+//! looked since is among them, so the line ends. It breaks where one of them dies or is stopped before it has handed
+//! on; therefore the sequencer itself goes on in each of its turns, with one at a time, until the kernel finds nobody
+//! left. It neither sleeps nor ends before that; if it dies, its successor wakes all.
 //!
 //! *A waker that dies* between the withdrawal and the wake leaves sleepers with nobody to wake them: every wait has a
 //! bound, and then the sleeper looks again. This is the only case that needs the bound.

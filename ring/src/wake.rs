@@ -3,7 +3,7 @@
 //! ```text
 //! sleeper   1. seen = word   2. announce   3. SeqCst fence   4. look again: nothing?   5. wait(word == seen)
 //! waker     1. make it true  2. SeqCst fence                 3. announced? no: done, no system call
-//!                                                               yes: withdraw it, move the word, wake all
+//!                                                               yes: withdraw it, move the word, wake who waits
 //! ```
 //!
 //! Steps 2-4 of the one and 1-3 of the other are the store-buffering litmus test: with both fences, either the
@@ -12,6 +12,11 @@
 //! not sleep; whoever announces after it reads the new word first and stands announced. A sleeper that dies
 //! leaves one announcement, which costs one system call. A waker that dies between two steps leaves sleepers
 //! whose wait ends by itself: every wait has a bound.
+//!
+//! *Many sleepers* on one bell need not all be woken by the waker itself, whose time that would take: it may wake a
+//! few, each of whom wakes a few more before it does anything else, and go on where that chain breaks. So that this comes
+//! to an end, each lies down under a [mark](Seen::mark), and only [marks from before](Bell::marks_before) the last ring
+//! are woken: not those who have looked since and lain down again.
 
 use crate::pad::Padded;
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -36,6 +41,15 @@ pub struct Bell {
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a sleeper waits only while the word is what it saw"]
 pub struct Seen(pub u32);
+
+impl Seen {
+    /// What the sleeper lies down under: a set of one, for the mechanism that sleeps.
+    #[inline]
+    #[must_use]
+    pub fn mark(self) -> u32 {
+        1 << (self.0 % 32)
+    }
+}
 
 impl Bell {
     /// A bell that nobody waits for; what zeroed memory reads as.
@@ -82,7 +96,17 @@ impl Bell {
         self.announced.load(Ordering::SeqCst) >= FOR_WORK
     }
 
-    /// Step 3 of a waker: withdraws the announcement and moves the word. The caller then wakes all who wait.
+    /// The marks of all who may have lain down before the last ring. One in 32 of those who slept through more rings is
+    /// not among them, but is after the next ring.
+    #[inline]
+    #[must_use]
+    pub fn marks_before(&self) -> u32 {
+        // Relaxed: who rang sees its own move, and the kernel's queue, like any lock, has who was woken see it, too.
+        !Seen(self.word.load(Ordering::Relaxed)).mark()
+    }
+
+    /// Step 3 of a waker: withdraws the announcement and moves the word. The caller then wakes those who wait, or sees
+    /// to it that they are woken.
     #[inline]
     pub fn ring(&self) {
         self.announced.store(NOBODY, Ordering::Relaxed);
@@ -119,5 +143,19 @@ mod tests {
         bell.ring();
         assert!(!bell.is_announced(FOR_WORK));
         assert_ne!(bell.word().load(Ordering::Relaxed), seen);
+    }
+
+    #[test]
+    fn only_who_lay_down_before_the_last_ring_is_to_be_woken() {
+        let bell = Bell::new();
+        bell.word.store(u32::MAX - 40, Ordering::Relaxed);
+        for _ in 0..80 {
+            let before = bell.announce(FOR_WORK);
+            assert_eq!(bell.marks_before() & before.mark(), 0, "nobody has rung");
+            bell.ring();
+            let after = bell.announce(FOR_WORK);
+            assert_ne!(bell.marks_before() & before.mark(), 0);
+            assert_eq!(bell.marks_before() & after.mark(), 0);
+        }
     }
 }

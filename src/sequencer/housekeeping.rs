@@ -233,7 +233,7 @@ impl Sequencer {
     /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, `is_asked`, or
     /// the deadline.
     pub(crate) fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
-        if self.stats.closed || self.before_sleep() {
+        if self.stats.closed || self.before_sleep() || self.waker.is_busy() {
             return;
         }
         let region = self.region.clone();
@@ -242,7 +242,7 @@ impl Sequencer {
         let waits = self.stuck || self.unsettled;
         let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
         let bell = &s.bells.sequencer;
-        wait::sleep(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
+        wait::sleep_alone(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
     }
 
     /// The second look before a sleep: whether there is something to do after all.

@@ -37,7 +37,7 @@ use crate::region::map::SequencerParts;
 use crate::region::snapshot::State;
 use crate::stall::Watch;
 use crate::sys;
-use crate::wait;
+use crate::wait::{self, Waker};
 
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
 const STALL: Duration = Duration::from_secs(1);
@@ -210,6 +210,7 @@ pub struct Sequencer {
     next_look: Instant,
     /// The anchor when sleepers were woken last.
     told: Seq,
+    waker: Waker,
     /// Folds what nobody works on, where that is to be dropped.
     discarding: Option<Fold>,
     watch: Watch,
@@ -282,9 +283,10 @@ impl Sequencer {
                 // Closed before its lock fell, so no later look can find it open.
                 Some(_) if waited && region.state() == State::Closed => return Ok(None),
                 Some(lock) => {
-                    let sequencer = Self::take_over(region, lock)?;
+                    let mut sequencer = Self::take_over(region, lock)?;
                     // What was said need not be said again.
-                    return Ok(Some(Sequencer { file, ..sequencer }));
+                    sequencer.file = file;
+                    return Ok(Some(sequencer));
                 }
                 None if stop() => return Ok(None),
                 None => region.sequencer_process().await_end(wait::LONGEST_SLEEP),
@@ -360,6 +362,7 @@ impl Sequencer {
             turns_to_look: 0,
             next_look: Instant::now(),
             told: Seq::ZERO,
+            waker: Waker::default(),
             discarding: None,
             watch: Watch::new(STALL),
             file: FileWatch::new(),
@@ -377,8 +380,7 @@ impl Sequencer {
         crash_point!("sequence.taken");
         // Whoever slept through the change of sequencers looks again.
         for bell in [&region.map().bells().workers, &region.map().bells().producers] {
-            bell.ring();
-            sys::futex_wake_all(bell.word());
+            wait::wake_all(bell);
         }
         Ok(sequencer)
     }
@@ -481,7 +483,9 @@ impl Sequencer {
     fn tell(&mut self, news: bool) {
         if news || self.orderer.anchor() != self.told {
             self.told = self.orderer.anchor();
-            wait::wake_all(self.region.map().bells());
+            self.waker.tell(self.region.map().bells());
+        } else if self.waker.is_busy() {
+            self.waker.go_on(self.region.map().bells());
         }
     }
 
@@ -507,6 +511,16 @@ impl Sequencer {
             let mut enqueuer = Enqueuer::new(self.orderer.ticket());
             // It fails only where another close ticket stands, which serves as well.
             let _ = enqueuer.enqueue(&map.tickets(), Ticket::Close, &reign.void_before);
+        }
+    }
+}
+
+impl Drop for Sequencer {
+    fn drop(&mut self) {
+        if self.waker.is_busy() && !fork::is_child() {
+            // Nobody goes on waking after this.
+            wait::wake_all(&self.region.map().bells().workers);
+            wait::wake_all(&self.region.map().bells().producers);
         }
     }
 }

@@ -11,7 +11,6 @@ use super::{STALL, Sequencer, SequencerError, SequencerStats, Turn};
 use crate::affinity;
 use crate::fork;
 use crate::region::Region;
-use crate::sys;
 use crate::wait::{self, Idle, Wait};
 use crate::worker::panic_text;
 
@@ -294,9 +293,7 @@ impl SequencerHandle {
         // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
         // moves does not sleep, who reads it after sees what is asked.
         self.region.assistance().call();
-        let bell = &self.region.map().bells().sequencer;
-        bell.ring();
-        sys::futex_wake_all(bell.word());
+        wait::wake_all(&self.region.map().bells().sequencer);
         thread.join().unwrap_or_else(|panic| Err(SequencerError::Panicked(panic_text(&*panic).into())))
     }
 }

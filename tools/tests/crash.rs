@@ -72,7 +72,7 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("drop", _) | ("announce", "left") => &[ServeLeaver],
         ("way", _) | ("announce", "former") => &[ServeSuccessor],
         ("reject" | "skip", _) => &[ServeWild],
-        ("join", "cursor") | ("party", "begun") | ("poll", _) => &[Work],
+        ("join", "cursor") | ("party", "begun") | ("poll", _) | ("wake", "woken") => &[Work],
         ("join", _) => &[Serve],
         ("party", "left") | ("leave", _) => &[Leave],
         ("close", _) => &[Close],
@@ -182,7 +182,7 @@ impl Trial {
             // It is not the victim that gets what nobody else gets.
             engine.await_all("the first worker joins", |e| !e.region().snapshot().workers.is_empty());
         }
-        if self.point == "wake.rung" {
+        if self.point.starts_with("wake.") {
             // Who has nothing to do for so long sleeps.
             engine.set_pace(3_000);
         }
