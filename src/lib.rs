@@ -88,6 +88,9 @@
 //! - [`Wait::Spin`]: the lowest latency, and a core for each party that spins. With more spinning parties than
 //!   cores everything slows down by orders of magnitude.
 //!
+//! While there are fewer CPUs than parties and sequencer, workers of the sequencer's process that run dry make its turns
+//! ([`Assist`]).
+//!
 //! A worker that submits through a [`Producer`] of its own must not *wait* for room: it may be the one who gates.
 //! It uses [`try_submit`](Producer::try_submit) and goes on receiving (`examples/embed.rs`). For the same reason
 //! attaching to a region whose sequencer is polled by hand takes another thread.
@@ -177,7 +180,9 @@ pub use region::inspect::{Inspection, inspect};
 pub use region::layout::{Geometry, Section};
 pub use region::placement::{PartPlacement, PlacedPart, Placement};
 pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerStatus};
-pub use sequencer::{Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn};
+pub use sequencer::{
+    Assist, Load, Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn,
+};
 pub use seriatim_ring::Seq;
 pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};

@@ -314,7 +314,7 @@ impl Producer {
             wait: options.wait,
             turns: 0,
             vigil: Vigil::default(),
-            helper: Helper::default(),
+            helper: Helper::new(region.assistance()),
             full_at: None,
             digests: Digests(region.digest_of() == DigestOf::Payload),
             region: region.clone(),
@@ -870,6 +870,7 @@ impl Producer {
 impl Drop for Producer {
     fn drop(&mut self) {
         if !fork::is_child() {
+            self.helper.leave();
             // Its lock falls next, or when a child that is being started runs: whoever comes knows to wait for that.
             let map = self.region.map();
             map.lane_page(self.seat.index).party.leave(self.seat.generation, map.bells().requests_word());

@@ -189,11 +189,18 @@ pub(crate) fn thread_id() -> u32 {
 
 /// The CPUs that this thread may run on, ascending.
 pub(crate) fn affinity() -> io::Result<Vec<usize>> {
-    let mut mask = [0_u64; CPU_WORDS];
-    // SAFETY: the mask has as many bytes as the call may write; 0 is this thread.
-    let got = unsafe { libc::syscall(libc::SYS_sched_getaffinity, 0, size_of_val(&mask), mask.as_mut_ptr()) };
-    check(got as libc::c_int)?;
+    let mask = affinity_of(0)?;
     Ok((0..CPU_WORDS * 64).filter(|cpu| mask[cpu / 64] >> (cpu % 64) & 1 == 1).collect())
+}
+
+/// The CPUs that a process or thread may run on, by the kernel's number of it (0 is this thread), as a mask.
+pub(crate) fn affinity_of(thread: u32) -> io::Result<[u64; CPU_WORDS]> {
+    let mut mask = [0_u64; CPU_WORDS];
+    let size = size_of_val(&mask);
+    // SAFETY: the mask has as many bytes as the call may write.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getaffinity, thread, size, mask.as_mut_ptr()) };
+    check(got as libc::c_int)?;
+    Ok(mask)
 }
 
 /// Lets this thread run on these CPUs only.
@@ -208,7 +215,7 @@ pub(crate) fn set_affinity(cpus: &[usize]) -> io::Result<()> {
 }
 
 /// Words of a mask of CPUs: for as many as any kernel is built for.
-const CPU_WORDS: usize = 8192 / 64;
+pub(crate) const CPU_WORDS: usize = 8192 / 64;
 
 /// How many bytes this process may lock in memory.
 pub(crate) fn lock_limit() -> u64 {

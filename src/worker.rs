@@ -208,7 +208,7 @@ impl Worker {
             closed: false,
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
-            helper: Helper::default(),
+            helper: Helper::new(region.assistance()),
             region: region.clone(),
             seat,
             name,
@@ -631,6 +631,7 @@ impl Drop for Worker {
             self.release();
         }
         crash_point!("leave.released");
+        self.helper.leave();
         let (map, bells) = (self.region.map(), self.region.map().bells());
         map.worker_page(self.seat.index).party.leave(self.seat.generation, bells.requests_word());
         wait::wake_sequencer(bells, FOR_WORK);

@@ -124,6 +124,9 @@ pub struct Pulse {
     pub turns: AtomicU64,
     /// When it looked around last, by the monotonic clock in nanoseconds.
     pub looked_ns: AtomicU64,
+    /// Not 0: the parties of its process help it. How many CPUs it has in the upper half, in the lower one how many
+    /// parties want them.
+    pub helped: AtomicU64,
 }
 
 impl Control {
@@ -143,7 +146,7 @@ impl Control {
             }),
             published: Padded(Published { next: zero(), run: zero(), consumed: zero() }),
             anchor: Padded(Snapshot::new()),
-            pulse: Padded(Pulse { turns: zero(), looked_ns: zero() }),
+            pulse: Padded(Pulse { turns: zero(), looked_ns: zero(), helped: zero() }),
         }
     }
 

@@ -18,6 +18,7 @@ use crate::liveness::Role;
 use crate::name::Name;
 use crate::policy::WorkerPolicy;
 use crate::process::Process;
+use crate::sequencer::Load;
 use crate::sys;
 
 /// Whether the order takes submits.
@@ -130,6 +131,9 @@ pub struct Snapshot {
     pub tickets_waiting: u64,
     /// The sequencer, if there ever was one.
     pub sequencer: Option<PartyStatus>,
+    /// The parties of its process make turns for the sequencer, if it lives, for there is this load on its CPUs; see
+    /// [`SequencerConfig::assist`](crate::SequencerConfig::assist).
+    pub helped: Option<Load>,
     /// Producers, dead or alive, that own a lane.
     pub producers: Vec<ProducerStatus>,
     /// Workers that gate or are alive.
@@ -197,6 +201,7 @@ impl Region {
             anchor: anchor.map_or(control.anchor.position(), |(at, _)| at),
             anchor_digest: anchor.map(|(_, [digest, _])| Digest(digest)),
             tickets_waiting,
+            helped: sequencer.as_ref().filter(|party| party.alive).and_then(|_| self.helped()),
             sequencer,
             producers,
             workers: self.worker_statuses(next),
@@ -230,6 +235,10 @@ impl Region {
             suspect,
             locked,
         }
+    }
+
+    fn helped(&self) -> Option<Load> {
+        Load::from_word(self.map().control().pulse.helped.load(Ordering::Relaxed))
     }
 
     pub(crate) fn sequencer_pid(&self) -> u32 {

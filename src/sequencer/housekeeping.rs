@@ -97,6 +97,7 @@ impl Sequencer {
         if requests == self.seen_requests && !self.unsettled && !due {
             return false;
         }
+        self.changes = self.changes.wrapping_add(u32::from(requests != self.seen_requests || self.unsettled));
         self.seen_requests = requests;
         self.unsettled = false;
         let region = self.region.clone();
@@ -117,7 +118,9 @@ impl Sequencer {
             let joined = m.joined.load(Ordering::Relaxed) != 0;
             m.state.load(Ordering::Relaxed) == GONE || (m.is_live() && !joined)
         });
-        news || self.orderer.next() != before
+        news |= self.orderer.next() != before;
+        self.changes = self.changes.wrapping_add(news.into());
+        news
     }
 
     fn is_look_due(&mut self, now: bool) -> bool {
@@ -134,6 +137,8 @@ impl Sequencer {
         }
         if self.look_at_file {
             self.next_look_at_file = clock + FILE_LOOKS;
+            // The CPUs that it may run on may be others by now.
+            self.changes = self.changes.wrapping_add(1);
         }
         due
     }

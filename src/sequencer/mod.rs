@@ -18,6 +18,7 @@ use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
+pub use assist::{Assist, Load};
 pub use thread::{SequencerConfig, SequencerHandle};
 
 use crate::affinity::PinError;
@@ -204,6 +205,8 @@ pub struct Sequencer {
     seen_requests: u32,
     /// A request waits for something, or a member's coming or going is not in the order yet.
     unsettled: bool,
+    /// Moves when somebody may have come or gone, and once a second.
+    changes: u32,
     /// The next ticket waits for a gate.
     stuck: bool,
     turns_to_look: u32,
@@ -347,6 +350,7 @@ impl Sequencer {
         let Process { pid, started } = Process::this();
         reign.pid.store(pid, Ordering::Relaxed);
         reign.started.store(started, Ordering::Relaxed);
+        region.map().control().pulse.helped.store(0, Ordering::Relaxed);
         crash_point!("sequence.named");
         let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
         let epoch = reign.epoch.load(Ordering::Relaxed);
@@ -358,6 +362,7 @@ impl Sequencer {
             measure_cpu: false,
             seen_requests: 0,
             unsettled: true,
+            changes: 0,
             stuck: false,
             turns_to_look: 0,
             next_look: Instant::now(),

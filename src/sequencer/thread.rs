@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::assist::Shared;
+use super::assist::{Assist, Decision, Shared};
 use super::{STALL, Sequencer, SequencerError, SequencerStats, Turn};
 use crate::affinity;
 use crate::fork;
@@ -26,7 +26,7 @@ pub struct SequencerConfig {
     measure_cpu: bool,
     close_timeout: Duration,
     stall_after: Duration,
-    assist: bool,
+    assist: Assist,
 }
 
 impl Default for SequencerConfig {
@@ -37,7 +37,7 @@ impl Default for SequencerConfig {
             measure_cpu: false,
             close_timeout: Duration::from_secs(5),
             stall_after: STALL,
-            assist: false,
+            assist: Assist::Auto,
         }
     }
 }
@@ -69,10 +69,25 @@ impl SequencerConfig {
     /// Whether workers of this process that run dry, and producers that wait for room, make turns for it, so that a
     /// command need not be handed over to another thread first. For few cores: with a core of its own a sequencer is
     /// faster alone. A handler that takes long delays the order by a millisecond at most. Who helps is on clones of the
-    /// [`Region`] that the sequencer has. Default no.
-    pub fn assist(mut self, yes: bool) -> Self {
-        self.assist = yes;
+    /// [`Region`] that the sequencer has. Default [`Assist::Auto`]; `true` and `false` are [`Assist::On`] and
+    /// [`Assist::Off`]. While they help, [`Snapshot::helped`](crate::Snapshot::helped) says so, and the log when it
+    /// begins and ends.
+    ///
+    /// ```
+    /// use seriatim::{Assist, SequencerConfig};
+    ///
+    /// let chosen = SequencerConfig::new(); // by what there is at any time
+    /// let always = SequencerConfig::new().assist(true);
+    /// let never = SequencerConfig::new().assist(Assist::Off);
+    /// ```
+    pub fn assist(mut self, assist: impl Into<Assist>) -> Self {
+        self.assist = assist.into();
         self
+    }
+
+    /// What is left to be chosen: one who was given a CPU has one to spare.
+    fn assist_here(&self) -> Assist {
+        if self.assist == Assist::Auto && self.core.is_some() { Assist::Off } else { self.assist }
     }
 
     /// See [`Sequencer::stall_after`].
@@ -115,13 +130,7 @@ impl Sequencer {
                 let failed = pin.is_err();
                 // The spawning thread waits for this and cannot be gone.
                 let _ = pinned.send(pin);
-                if failed {
-                    Ok(sequencer.stats)
-                } else if config.assist {
-                    run_helped(sequencer, &config, &asked)
-                } else {
-                    sequencer.run(&config, &asked)
-                }
+                if failed { Ok(sequencer.stats) } else { serve(sequencer, &config, &asked) }
             }
         });
         let thread = thread.map_err(SequencerError::Thread)?;
@@ -140,73 +149,91 @@ impl Sequencer {
             Err(_) => Err(handle.stop().err().unwrap_or(SequencerError::Panicked("at its start".into()))),
         }
     }
-
-    fn run(&mut self, config: &SequencerConfig, asked: &AtomicU8) -> Result<SequencerStats, SequencerError> {
-        let (mut idle, mut duty) = (Idle::new(config.wait), Duty::default());
-        loop {
-            let turn = self.poll(BUDGET)?;
-            if duty.is_over(self, &turn, config, asked) {
-                return Ok(self.stats);
-            }
-            if turn.commands > 0 {
-                idle.reset();
-            } else if idle.step() {
-                duty.sleep(self, asked);
-            }
-        }
-    }
 }
 
-/// As [`Sequencer::run`], where others make turns, too.
-fn run_helped(
+/// A sequencer's own thread at work, until it is asked to end.
+fn serve(
     sequencer: Sequencer,
     config: &SequencerConfig,
     asked: &AtomicU8,
 ) -> Result<SequencerStats, SequencerError> {
     let region = sequencer.region.clone();
-    let helped = Arc::new(Shared::new(sequencer));
-    region.assistance().set(Some(Arc::clone(&helped) as _));
-    let _end = End { region: &region, helped: &helped };
-    serve_helped(&helped, config, asked)
+    let shared = Arc::new(Shared::new(sequencer));
+    let _end = End { region: &region, shared: &shared };
+    Service {
+        shared: &shared,
+        config,
+        asked,
+        decision: Decision::new(config.assist_here()),
+        idle: Idle::new(config.wait),
+        duty: Duty::default(),
+        seen: 0,
+    }
+    .run()
 }
 
-/// Lets go of a sequencer that was helped, also when its thread panics.
+/// Lets go of a sequencer, also when its thread panics.
 struct End<'a> {
     region: &'a Region,
-    helped: &'a Shared,
+    shared: &'a Arc<Shared>,
 }
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        self.region.assistance().set(None);
-        self.helped.end();
+        // If it ended in another's hands, a successor may be helped by now.
+        self.region.assistance().clear(self.shared);
+        self.shared.end();
     }
 }
 
-fn serve_helped(
-    helped: &Shared,
-    config: &SequencerConfig,
-    asked: &AtomicU8,
-) -> Result<SequencerStats, SequencerError> {
-    let (mut idle, mut duty, mut seen) = (Idle::new(config.wait), Duty::default(), 0);
-    loop {
-        let mut sequencer = helped.lock().ok_or_else(|| helped.failure())?;
-        let turn = sequencer.poll(BUDGET)?;
-        if duty.is_over(&mut sequencer, &turn, config, asked) {
-            return Ok(sequencer.stats);
+struct Service<'a> {
+    shared: &'a Arc<Shared>,
+    config: &'a SequencerConfig,
+    asked: &'a AtomicU8,
+    decision: Decision,
+    idle: Idle,
+    duty: Duty,
+    /// Turns that others had made when it looked last.
+    seen: u64,
+}
+
+impl Service<'_> {
+    fn run(&mut self) -> Result<SequencerStats, SequencerError> {
+        loop {
+            let mut sequencer = self.shared.lock().ok_or_else(|| self.shared.failure())?;
+            let found = loop {
+                let turn = sequencer.poll(BUDGET)?;
+                if self.duty.is_over(&mut sequencer, &turn, self.config, self.asked) {
+                    return Ok(sequencer.stats);
+                }
+                if self.decision.renew(self.shared, &sequencer) {
+                    break turn.commands > 0;
+                }
+                // Nobody else wants it: it is kept.
+                if turn.commands > 0 {
+                    self.idle.reset();
+                } else if self.idle.step() {
+                    self.duty.sleep(&mut sequencer, self.asked);
+                }
+            };
+            drop(sequencer);
+            self.leave_to_others(found)?;
         }
-        // Waiting is done without it, but for sleeping, when nobody helps.
-        drop(sequencer);
-        if turn.commands > 0 {
-            idle.reset();
-        } else if helped.turns() != seen {
-            helped.stand_by();
-            seen = helped.turns();
-            idle.reset();
-        } else if idle.step() {
-            let mut sequencer = helped.lock().ok_or_else(|| helped.failure())?;
-            duty.sleep(&mut sequencer, asked);
+    }
+
+    /// Waits without it, but for sleeping, when nobody helps.
+    fn leave_to_others(&mut self, found: bool) -> Result<(), SequencerError> {
+        if found {
+            self.idle.reset();
+        } else if self.shared.turns() != self.seen {
+            self.shared.stand_by();
+            self.seen = self.shared.turns();
+            self.idle.reset();
+        } else if self.idle.step() {
+            let mut sequencer = self.shared.lock().ok_or_else(|| self.shared.failure())?;
+            self.duty.sleep(&mut sequencer, self.asked);
         }
+        Ok(())
     }
 }
 
@@ -292,7 +319,7 @@ impl SequencerHandle {
         self.asked.store(how, Ordering::Release);
         // It may be about to sleep: ring whether or not it has announced itself. Who reads the word before it
         // moves does not sleep, who reads it after sees what is asked.
-        self.region.assistance().call();
+        thread.thread().unpark();
         wait::wake_all(&self.region.map().bells().sequencer);
         thread.join().unwrap_or_else(|panic| Err(SequencerError::Panicked(panic_text(&*panic).into())))
     }
@@ -313,6 +340,7 @@ mod tests {
 
     use super::*;
     use crate::Config;
+    use crate::assistance::Helper;
 
     /// Somebody's log that panics.
     struct Panics;
@@ -340,18 +368,30 @@ mod tests {
     }
 
     #[test]
+    fn who_ended_in_anothers_hands_does_not_take_the_help_from_its_successor() {
+        let region = Region::anonymous(&Config::new()).unwrap();
+        let shared = || Arc::new(Shared::new(Sequencer::open(&region).unwrap()));
+        let former = shared();
+        region.assistance().set(Arc::clone(&former) as _);
+        let end = End { region: &region, shared: &former };
+        former.end();
+        let successor = shared();
+        region.assistance().set(Arc::clone(&successor) as _);
+        drop(end);
+        Helper::new(region.assistance()).help(region.assistance());
+        assert_eq!(successor.turns(), 1);
+    }
+
+    #[test]
     fn a_panic_of_the_thread_lets_the_next_one_serve() {
         for assist in [false, true] {
             let folder = tempfile::tempdir().unwrap();
             let region = Region::create(folder.path().join("region"), &Config::new()).unwrap();
-            let mut sequencer = Sequencer::open(&region).unwrap();
+            let sequencer = Sequencer::open(&region).unwrap();
             // Its first turn has something to say: the file is gone.
             drop(folder);
-            let (config, asked) = (SequencerConfig::new(), AtomicU8::new(RUN));
-            let serve = || match assist {
-                true => run_helped(sequencer, &config, &asked),
-                false => sequencer.run(&config, &asked),
-            };
+            let (config, asked) = (SequencerConfig::new().assist(assist), AtomicU8::new(RUN));
+            let serve = || serve(sequencer, &config, &asked);
             let ended = catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panics, serve)));
             assert!(ended.is_err());
             assert!(Sequencer::open(&region).is_ok(), "assist: {assist}");

@@ -13,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use common::*;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::Signal;
-use nix::unistd::Uid;
+use nix::unistd::{Pid, Uid};
 use serde_json::Value;
 use seriatim::{
     Config, ErrorCode, Event, Placement, Producer, Region, Sequencer, SequencerConfig, SubmitError, Worker,
@@ -1147,4 +1148,57 @@ fn lacks(folder: &Path, bytes: u64) -> Option<String> {
     let memory = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let memory = memory.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
     (free.min(memory) < bytes).then(|| format!("{bytes} bytes wanted, {free} free there, {memory} in memory"))
+}
+
+#[test]
+fn stat_says_that_the_sequencer_is_helped_and_under_what_load() {
+    let cpus = affinity::allowed();
+    let [one, other, ..] = cpus[..] else { return println!("skipped: it takes two CPUs") };
+    if !works(&["taskset", "-c", &one.to_string()]) {
+        return println!("skipped: no taskset");
+    }
+    let folder = scratch();
+    let path = create(&folder, "region", &[]);
+    let region = Region::attach(&path).unwrap();
+    let sequencer_on = |cpus: &[usize]| {
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|&cpu| set.set(cpu).unwrap());
+        thread::scope(|scope| {
+            let spawn = || {
+                // Its thread inherits it.
+                sched_setaffinity(Pid::from_raw(0), &set).unwrap();
+                Sequencer::spawn(&region, SequencerConfig::new()).unwrap()
+            };
+            scope.spawn(spawn).join().unwrap()
+        })
+    };
+    let worker_on = |cpu: usize, name: &str| {
+        let pinned = ["taskset", "-c", &cpu.to_string()];
+        let worker = Running::start(&mut through(&pinned, &["worker", &path, "--name", name]));
+        let rows = || stat(&path)["workers"].as_array().unwrap().clone();
+        eventually("it joins", || rows().iter().any(|row| row["name"] == name && row["attached"] == true));
+        worker
+    };
+
+    let sequencer = sequencer_on(&[one, other]);
+    let here = join(&region, "here");
+    assert_eq!(stat(&path)["helped"], serde_json::Value::Null);
+    let there = worker_on(one, "there");
+    eventually("it is helped", || stat(&path)["helped"]["parties"] == 2);
+    let text = run(&["stat", &path]).with(0).out;
+    let line = "the sequencer is helped by the workers of its process (2 CPUs allowed, 2 parties)\n";
+    assert!(text.contains(line), "{text}");
+    there.stop().with(0);
+    eventually("it is alone", || stat(&path)["helped"].is_null());
+    sequencer.stop().unwrap();
+
+    // Who may not run where it runs does not count.
+    let sequencer = sequencer_on(&[one]);
+    let apart = worker_on(other, "apart");
+    let near = worker_on(one, "near");
+    eventually("it is helped", || stat(&path)["helped"]["parties"].as_u64() > Some(1));
+    assert_eq!(stat(&path)["helped"]["parties"], 2);
+    sequencer.stop().unwrap();
+    assert!(stat(&path)["helped"].is_null());
+    drop((here, apart, near));
 }

@@ -103,8 +103,19 @@ struct StatReport {
     errors: usize,
     last_error: Option<String>,
     sequencer: Option<PartyReport>,
+    /// Why the parties of its process make turns for it, if they do.
+    helped: Option<HelpedReport>,
     producers: Vec<ProducerRow>,
     workers: Vec<WorkerRow>,
+}
+
+/// That the sequencer is helped.
+#[derive(Debug, Serialize)]
+struct HelpedReport {
+    /// CPUs that its thread may run on, and parties that want them for themselves.
+    cpus: u32,
+    parties: u32,
+    text: String,
 }
 
 /// Who holds others up.
@@ -192,6 +203,11 @@ impl StatReport {
             errors: snapshot.errors.records.len(),
             last_error: snapshot.errors.records.last().map(ToString::to_string),
             sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
+            helped: snapshot.helped.map(|load| HelpedReport {
+                cpus: load.cpus,
+                parties: load.parties,
+                text: format!("the workers of its process ({load})"),
+            }),
             producers: snapshot.producers.iter().map(ProducerRow::from).collect(),
             workers: snapshot.workers.iter().map(WorkerRow::from).collect(),
         }
@@ -293,6 +309,9 @@ impl Report for StatReport {
         };
         let (epoch, takeovers) = (self.epoch, self.takeovers);
         writeln!(out, "{}: {}, epoch {epoch}, {takeovers} takeovers, {sequencer}", self.path, self.state)?;
+        if let Some(helped) = &self.helped {
+            writeln!(out, "the sequencer is helped by {}", helped.text)?;
+        }
         let StatReport { living, suspect, gone, workers_died, duplicates, .. } = self;
         writeln!(out, "parties: {living} alive, {suspect} of them suspect, {gone} gone")?;
         writeln!(out, "so far: {workers_died} workers died, {duplicates} duplicates refused")?;
