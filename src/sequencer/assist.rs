@@ -277,8 +277,8 @@ mod tests {
     use tracing::{Event, Metadata, Subscriber, span};
 
     use super::*;
-    use crate::Config;
     use crate::assistance::Helper;
+    use crate::{Config, Producer};
 
     /// Keeps what is said.
     #[derive(Clone, Default)]
@@ -373,6 +373,32 @@ mod tests {
         println!("{turns} turns by {HELPERS} helpers in {ROUNDS} rounds");
         // Each may have looked just before.
         assert!(turns <= HELPERS * ROUNDS, "{turns} turns");
+    }
+
+    #[test]
+    fn who_helps_makes_a_bounded_turn() {
+        let region = Region::anonymous(&Config::new().producers(2)).unwrap();
+        let shared = Shared::new(Sequencer::open(&region).unwrap());
+        let mut producers = std::thread::scope(|scope| {
+            let attach = |name| Producer::attach(&region, name).unwrap();
+            let attaching = scope.spawn(move || [attach("one"), attach("other")]);
+            while !attaching.is_finished() {
+                shared.help();
+                std::thread::yield_now();
+            }
+            attaching.join().unwrap()
+        });
+        for _ in 0..BUDGET {
+            // Each in a run of its own.
+            for producer in &mut producers {
+                producer.try_submit(0, b"x").unwrap();
+            }
+        }
+        assert!(shared.help());
+        assert_eq!(shared.lock().unwrap().stats.runs, BUDGET as u64);
+        assert!(shared.help());
+        assert_eq!(shared.lock().unwrap().stats.runs, 2 * BUDGET as u64);
+        assert!(!shared.help());
     }
 
     #[test]
