@@ -42,18 +42,49 @@ fn copy_small(to: &mut [u8; INLINE], from: &[u8]) {
         to[..N].copy_from_slice(&from[..N]);
         to[len - N..len].copy_from_slice(&from[len - N..]);
     }
-    match from.len() {
+    let len = from.len();
+    match len {
         33.. => {
-            to[16..32].copy_from_slice(&from[16..32]);
-            ends::<16>(to, from);
+            to[..16].copy_from_slice(&sixteen(&from[..16]));
+            to[16..32].copy_from_slice(&sixteen(&from[16..32]));
+            to[len - 8..len].copy_from_slice(&from[len - 8..]);
         }
-        16.. => ends::<16>(to, from),
+        16.. => {
+            to[..16].copy_from_slice(&sixteen(&from[..16]));
+            to[len - 16..len].copy_from_slice(&sixteen(&from[len - 16..]));
+        }
         8.. => ends::<8>(to, from),
         4.. => ends::<4>(to, from),
         2.. => ends::<2>(to, from),
         1 => to[0] = from[0],
         0 => {}
     }
+}
+
+/// Sixteen bytes, to be stored at once, but loaded as two words: a small payload has often just been written word by word,
+/// and what still waits in the store buffer is handed to a load of the same width, while a wider one waits until all
+/// stores before it are done, those to cells that another processor has included.
+#[inline(always)]
+fn sixteen(from: &[u8]) -> [u8; 16] {
+    let from: &[u8; 16] = from.first_chunk().expect("sixteen bytes");
+    #[cfg(target_arch = "x86_64")]
+    {
+        let both: std::arch::x86_64::__m128i;
+        // SAFETY: SSE2 is part of x86-64; reads the sixteen bytes that are borrowed, and changes nothing.
+        unsafe {
+            std::arch::asm!(
+                "movq {both}, qword ptr [{from}]",
+                "movhps {both}, qword ptr [{from} + 8]",
+                from = in(reg) from.as_ptr(),
+                both = out(xmm_reg) both,
+                options(pure, readonly, nostack, preserves_flags),
+            );
+        }
+        // SAFETY: plain bits of the same size.
+        unsafe { std::mem::transmute(both) }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    *from
 }
 
 /// Copies a payload into the words of the room that was reserved for it.
