@@ -553,6 +553,13 @@ impl Producer {
         commands: &[(u16, P)],
     ) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
+        let Producer { parts, writer, .. } = self;
+        let lens = commands.iter().map(|(_, payload)| payload.as_ref().len() as u32);
+        match writer.has_room_for(parts.lane(), &parts.entry().released, lens) {
+            Ok(true) => {}
+            Ok(false) => return Err(self.no_room(NoRoom::Full)),
+            Err(why) => return Err(self.no_room(why)),
+        }
         for (kind, payload) in commands {
             self.put(*kind, payload.as_ref())?;
         }

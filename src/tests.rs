@@ -748,7 +748,7 @@ fn the_last_index_ends_an_order_that_is_closing_too() {
 }
 
 /// A payload that is not what it was when it was asked for the second time, or panics then.
-struct Fickle(std::cell::Cell<u32>, &'static [&'static [u8]]);
+struct Fickle(std::cell::Cell<u32>, Vec<&'static [u8]>);
 
 impl AsRef<[u8]> for Fickle {
     fn as_ref(&self) -> &[u8] {
@@ -762,16 +762,19 @@ fn a_batch_whose_payloads_change_or_panic_leaves_nothing_half_done() {
     let mut desk = Desk::new(&tiny().lane_cells(8).lane_bytes(256));
     let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
     let fickle = |payloads| Fickle(0.into(), payloads);
-    let commands: [&[&[&[u8]]]; 5] = [
-        &[&[b"a"], &[]],
-        &[&[b"a", b"b", b"c"], &[&[1; 50], &[2; 50]]],
-        &[&[b"a", b"b"], &[&[1; 50], b"x"]],
-        &[&[b"a", b"b", b"c"], &[&[1; 50], &[2; 50], &[3; 200]]],
-        &[&[b"a", b"b", &[7; 100]], &[&[1; 50], &[2; 50], b"y"]],
+    // Asked for when it could lie in its cell, and where one does not: for its length, for room, and to be copied.
+    let (a, long, other): (&[&[u8]], [u8; 50], [u8; 200]) = (&[b"a", b"b", b"c", b"d"], [1; 50], [2; 200]);
+    let [long, other]: [&'static [u8]; 2] = [Box::leak(Box::new(long)), Box::leak(Box::new(other))];
+    let commands: [Vec<Vec<&'static [u8]>>; 5] = [
+        vec![a.to_vec(), vec![]],
+        vec![a.to_vec(), vec![long]],
+        vec![a.to_vec(), vec![long; 3]],
+        vec![a.to_vec(), vec![long, long, long, other]],
+        vec![a.to_vec(), vec![long, long, long, b"y"], vec![long; 3]],
     ];
     let mut expected = Vec::new();
     for (n, payloads) in commands.into_iter().enumerate() {
-        let batch: Vec<(u16, Fickle)> = payloads.iter().map(|&each| (0, fickle(each))).collect();
+        let batch: Vec<(u16, Fickle)> = payloads.into_iter().map(|each| (0, fickle(each))).collect();
         let tried =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| producer.try_submit_batch(&batch)));
         match (n, tried) {
@@ -779,7 +782,7 @@ fn a_batch_whose_payloads_change_or_panic_leaves_nothing_half_done() {
             (3, tried) => assert!(matches!(tried.unwrap(), Err(SubmitError::TooLarge { len: 200, .. }))),
             (_, tried) => {
                 tried.unwrap().unwrap();
-                expected.extend([vec![7; 100], b"y".to_vec()]);
+                expected.extend([b"d".to_vec(), b"y".to_vec(), long.to_vec()]);
             }
         }
         producer.try_submit(0, &[n as u8]).unwrap();

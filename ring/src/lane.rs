@@ -232,6 +232,7 @@ impl<'a> Lane<'a> {
 
     /// As [`read`](Self::read), after [`read_inline`](Self::read_inline) found that the payload does not lie inside its
     /// cell, or the cell not right.
+    #[inline]
     pub fn read_outside(&self, number: u64) -> Result<Entry, BadCell> {
         // Relaxed: as in `read_inline`.
         let cell = self.cell(number);
@@ -553,14 +554,34 @@ impl LaneWriter {
         self.head.wrapping_sub(self.released) < lane.cells()
     }
 
-    /// Where a payload of `len` bytes begins that does not lie in its cell, if there is a cell and room for it: at the
-    /// head, or at the start of the ring if it would wrap.
+    /// Where a payload of `len` bytes begins that does not lie in its cell, if there is a cell and room for it.
     #[inline]
     fn find_bytes(&self, lane: &Lane<'_>, len: u32) -> Option<u64> {
-        let (len, left) = (padded(len), lane.bytes() - lane.offset(self.bytes_head));
-        let start = if len > left { self.bytes_head.wrapping_add(left) } else { self.bytes_head };
-        let fits = start.wrapping_add(len).wrapping_sub(self.bytes_tail) <= lane.bytes();
+        let start = start_after(lane, self.bytes_head, padded(len));
+        let fits = start.wrapping_add(padded(len)).wrapping_sub(self.bytes_tail) <= lane.bytes();
         (fits && self.has_cell(lane)).then_some(start)
+    }
+
+    /// Whether there is room for payloads of these lengths together: before the first of them is copied, for who would
+    /// have to copy it again when the last finds none.
+    pub fn has_room_for(
+        &mut self,
+        lane: &Lane<'_>,
+        released: &AtomicU64,
+        lens: impl ExactSizeIterator<Item = u32>,
+    ) -> Result<bool, NoRoom> {
+        let end = self.head.wrapping_add(lens.len() as u64);
+        let bytes_end = lens
+            .filter(|&len| len as usize > INLINE)
+            .fold(self.bytes_head, |at, len| start_after(lane, at, padded(len)).wrapping_add(padded(len)));
+        let fits = |me: &Self| {
+            end.wrapping_sub(me.released) <= lane.cells()
+                && bytes_end.wrapping_sub(me.bytes_tail) <= lane.bytes()
+        };
+        if !fits(self) {
+            self.refresh(lane, released)?;
+        }
+        Ok(fits(self))
     }
 
     /// Reads how far the lane is free.
@@ -628,6 +649,14 @@ impl LaneWriter {
         }
         self.bytes_head = self.bytes_queued;
     }
+}
+
+/// Where a payload of so many bytes, a multiple of [`ALIGN`], begins behind `at`: there, or at the start of the ring if it
+/// would wrap.
+#[inline]
+fn start_after(lane: &Lane<'_>, at: u64, len: u64) -> u64 {
+    let left = lane.bytes() - lane.offset(at);
+    if len > left { at.wrapping_add(left) } else { at }
 }
 
 #[inline]

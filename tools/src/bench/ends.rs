@@ -8,7 +8,7 @@ use seriatim::shared::Stamps;
 use seriatim::{Command, Event, Seq};
 
 use super::board::Board;
-use super::{Fault, Job, LAST, Mode, STAMP, Strategy};
+use super::{Fault, Job, LAST, Mode, Strategy};
 
 /// Latencies above this are counted as this.
 const LONGEST_NS: u64 = 120_000_000_000;
@@ -90,7 +90,7 @@ impl<'a> Source<'a> {
     pub(super) fn new(job: &'a Job, board: &'a Board, producer: usize) -> Source<'a> {
         let frame = || {
             let words = (0..job.size / 8).map(filler).flat_map(u64::to_le_bytes);
-            ((producer as u16) << 1, [0; STAMP].into_iter().chain(words).collect())
+            ((producer as u16) << 1, std::iter::repeat_n(0, job.stamp()).chain(words).collect())
         };
         Source {
             job,
@@ -164,14 +164,14 @@ impl<'a> Source<'a> {
         let (producer, seq) = (self.producer, self.seq);
         let faulty = seq == FAULTY && producer == 0;
         let skipped = u64::from(self.job.fault == Some(Fault::Gap) && producer == 0 && seq >= FAULTY);
-        let frame = &mut self.frames[at].1;
+        let (stamp, payload) = self.frames[at].1.split_at_mut(self.job.stamp());
         if self.job.is_latency() {
-            frame[..STAMP].copy_from_slice(&sent_ns.to_le_bytes());
+            stamp.copy_from_slice(&sent_ns.to_le_bytes());
         }
-        frame[STAMP..STAMP + 8].copy_from_slice(&tag(producer, seq + skipped).to_le_bytes());
+        payload[..8].copy_from_slice(&tag(producer, seq + skipped).to_le_bytes());
         if faulty && self.job.fault == Some(Fault::Payload) {
             // It stays wrong from here on, which is as good.
-            frame[STAMP + self.job.size - 1] ^= 1;
+            payload[self.job.size - 1] ^= 1;
         }
         self.seq += 1;
         self.turn += self.job.producers as u64;
@@ -273,7 +273,7 @@ impl<'a> Sink<'a> {
     #[inline(always)]
     fn command(&mut self, command: &Command<'_>) {
         self.place(command.seq);
-        let Some((sent_ns, payload)) = command.payload.split_first_chunk::<STAMP>() else {
+        let Some((stamp, payload)) = command.payload.split_at_checked(self.job.stamp()) else {
             return self.error(|| format!("index {} has {} bytes", command.seq, command.payload.len()));
         };
         let producer = usize::from(command.kind >> 1);
@@ -300,7 +300,7 @@ impl<'a> Sink<'a> {
             self.warmup_count = self.count;
         }
         if self.job.is_latency() {
-            self.record(u64::from_le_bytes(*sent_ns));
+            self.record(word(stamp));
         }
         self.count += 1;
         if command.kind & LAST != 0 {
@@ -416,24 +416,24 @@ mod tests {
     #[test]
     fn every_changed_bit_of_a_payload_is_an_error() {
         for bit in 0..64 * 8 {
-            assert!(errors_after(|sent| sent[3].bytes[STAMP + bit / 8] ^= 1 << (bit % 8)) > 0, "bit {bit}");
+            assert!(errors_after(|sent| sent[3].bytes[bit / 8] ^= 1 << (bit % 8)) > 0, "bit {bit}");
         }
     }
 
     #[test]
     fn untouched_only_the_first_word_counts() {
         let job = Job { touch: false, ..job() };
-        let errors = |at: usize| receipt_after(&job, |sent| sent[3].bytes[STAMP + at] ^= 1).0.errors;
+        let errors = |at: usize| receipt_after(&job, |sent| sent[3].bytes[at] ^= 1).0.errors;
         assert!(errors(0) > 0 && errors(7) > 0);
         assert_eq!(errors(8), 0);
     }
 
     #[test]
     fn another_length_number_or_producer_is_an_error() {
-        assert!(errors_after(|sent| sent[2].bytes.truncate(STAMP + 56)) > 0);
+        assert!(errors_after(|sent| sent[2].bytes.truncate(56)) > 0);
         assert!(errors_after(|sent| sent[2].bytes.extend([0; 8])) > 0);
         assert!(errors_after(|sent| sent[2].bytes.truncate(7)) > 0);
-        assert!(errors_after(|sent| sent[2].bytes[STAMP] ^= 4) > 0);
+        assert!(errors_after(|sent| sent[2].bytes[0] ^= 4) > 0);
         assert!(errors_after(|sent| sent[2].kind = 9 << 1) > 0);
         assert!(errors_after(|sent| sent[2].kind ^= 2) > 0);
         assert!(errors_after(|sent| sent[2].index = 9) > 0);
@@ -469,11 +469,16 @@ mod tests {
         board.end();
         let (kind, frame) = source.next().unwrap()[0].clone();
         let words: Vec<u64> = frame.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-        // Producer 1, the last; sent_ns; tag, fillers.
+        // Producer 1, the last; tag, fillers.
         assert_eq!(kind, 1 << 1 | 1);
-        assert_eq!(words[..3], [0, 1 << 48 | 1, 0x9e37_79b9_7f4a_7c15]);
-        assert_eq!(words[1 + 7], 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(7));
-        assert_eq!(frame.len(), 8 + 64);
+        assert_eq!(words[..2], [1 << 48 | 1, 0x9e37_79b9_7f4a_7c15]);
+        assert_eq!(words[7], 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(7));
+        assert_eq!(frame.len(), 64);
+        // Where latency is measured the time stands before that.
+        let (job, before) = (Job { mode: Mode::Ping, ..job }, Stamps::now());
+        let frame = Source::new(&job, &board, 0).next().unwrap()[0].1.clone();
+        assert!((before..=Stamps::now()).contains(&word(&frame)));
+        assert_eq!((word(&frame[8..]), word(&frame[16..]), frame.len()), (0, 0x9e37_79b9_7f4a_7c15, 8 + 64));
     }
 
     #[test]

@@ -38,8 +38,9 @@ use seriatim::{Config, DigestOf, Wait};
 pub(crate) use measure::OneArgs;
 pub(crate) use part::PartArgs;
 
-/// Bytes before a payload. Of the fields that the definition gives a command, whose it is, which of its producer's and
-/// at which index are the order's own, and whether it is the last goes with its kind; what is left is the time.
+/// Bytes before a payload where latency is measured. Of the fields that the definition gives a command, whose it is, which
+/// of its producer's and at which index are the order's own, and whether it is the last goes with its kind; what is left
+/// is the time, which is 0 where throughput is.
 const STAMP: usize = 8;
 /// Bytes of a lane at most, if two tickets' commands fit.
 const LANE: u64 = 4 << 20;
@@ -110,7 +111,7 @@ impl Job {
     /// need. Nor more than [`LANE`], if that takes two tickets' commands: a lane that stays in the processor's cache is worth more
     /// than one that is long.
     pub(crate) fn config(&self) -> Result<Config> {
-        let each = (STAMP + self.size).next_multiple_of(64) as u64;
+        let each = self.lane_bytes_each();
         let all = each.checked_mul(self.slots).context("so many commands of this size have no room")?;
         let lower = 1 << all.ilog2();
         let two = (2 * each).checked_mul(self.batch as u64).context("so large a batch has no room")?;
@@ -122,6 +123,23 @@ impl Job {
             .order_slots(self.slots)
             .lane_bytes(lane_bytes)
             .digest(self.digest.parse::<DigestOf>().context("bad job")?))
+    }
+
+    /// Bytes of the lane that a command takes, where it does not lie in its cell.
+    fn lane_bytes_each(&self) -> u64 {
+        (self.stamp() + self.size).next_multiple_of(64) as u64
+    }
+
+    /// After how many commands a worker says how far it is: not more than a part of what may be in flight, or producers
+    /// would wait for it.
+    fn release_every(&self) -> Result<u32> {
+        let in_flight = (self.config()?.max_payload() * 2 / self.lane_bytes_each()).min(self.slots);
+        Ok((in_flight / 8).clamp(1, 32) as u32)
+    }
+
+    /// Bytes before each payload.
+    fn stamp(&self) -> usize {
+        if self.is_latency() { STAMP } else { 0 }
     }
 
     fn is_latency(&self) -> bool {
@@ -358,14 +376,16 @@ mod tests {
     fn every_size_and_number_of_slots_has_a_region_that_takes_its_batches() {
         for size in [8, 16, 32, 256, 1000 * 8, 4096, 65536, 1 << 20] {
             for slots in [2, 4, 16, 512, 4096] {
-                let job = Job { size, slots, batch: Job::max_batch(slots), ..job() };
-                let config = job.config().unwrap();
-                assert!(config.max_payload() >= (STAMP + size) as u64, "{size} {slots}");
-                config.region_bytes().unwrap();
-                // Half of the lane is what a batch can take.
-                let each = (STAMP + size).next_multiple_of(64) as u64;
-                let batch = Job::max_batch(slots) as u64;
-                assert!(batch == 1 || batch * each <= config.max_payload(), "{size} {slots}");
+                for mode in [Mode::Throughput, Mode::Ping] {
+                    let job = Job { size, slots, mode, batch: Job::max_batch(slots), ..job() };
+                    let config = job.config().unwrap();
+                    assert!(config.max_payload() >= (job.stamp() + size) as u64, "{size} {slots}");
+                    config.region_bytes().unwrap();
+                    // Half of the lane is what a batch can take.
+                    let (batch, each) = (job.batch as u64, job.lane_bytes_each());
+                    assert!(batch == 1 || batch * each <= config.max_payload(), "{size} {slots}");
+                    assert!((1..=32).contains(&job.release_every().unwrap()), "{size} {slots}");
+                }
             }
         }
     }

@@ -76,10 +76,8 @@ fn produce(job: &Job, number: usize, name: &str, region: &Region, board: &Board)
 }
 
 fn receive(job: &Job, number: usize, name: &str, region: &Region, board: &Board) -> Result<Said> {
-    // Not more than a part of what may be in flight, or producers would wait for it.
-    let release_every = (job.slots as u32 / 4).clamp(1, 32);
     let options = JoinOptions::new().timeout(ATTACH_TIMEOUT).wait(job.wait.of_library());
-    let mut worker = Worker::join_with(region, name, &options.release_every(release_every))?;
+    let mut worker = Worker::join_with(region, name, &options.release_every(job.release_every()?))?;
     let mut sink = Sink::new(job, board, number, worker.first())?;
     board.arrive();
     while board.begun_ns().is_none() {
