@@ -4,7 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-use crossbeam_utils::Backoff;
 use seriatim_ring::control::Bells;
 use seriatim_ring::sync::spin;
 use seriatim_ring::wake::{Bell, FOR_WORK, made_true};
@@ -54,9 +53,11 @@ impl FromStr for Wait {
     }
 }
 
-/// Looks with a yield between them before a party sleeps, after those that the back-off makes: it pauses for 1, 2,
-/// 4 … 64 instructions, then yields a few times.
-const YIELDS: u32 = 28;
+/// Looks with a pause between them before a party yields: for some hundred nanoseconds, which is what it takes to hear
+/// from another core, and not much of what a thread that shares this one could do instead.
+const PAUSES: u32 = 32;
+/// Looks with a yield between them before a party sleeps.
+const YIELDS: u32 = 32;
 /// Nobody sleeps longer than this without a look, whatever happened to its waker. In tests so long that a
 /// wake-up that was lost shows.
 pub(crate) const LONGEST_SLEEP: Duration =
@@ -70,33 +71,27 @@ pub(crate) static LOST: std::sync::atomic::AtomicU64 = std::sync::atomic::Atomic
 #[derive(Debug)]
 pub(crate) struct Idle {
     wait: Wait,
-    backoff: Backoff,
-    yields: u32,
+    looks: u32,
 }
 
 impl Idle {
     pub(crate) fn new(wait: Wait) -> Self {
-        Idle { wait, backoff: Backoff::new(), yields: 0 }
+        Idle { wait, looks: 0 }
     }
 
     /// There was something to do: start again.
     pub(crate) fn reset(&mut self) {
-        self.backoff.reset();
-        self.yields = 0;
+        self.looks = 0;
     }
 
     /// One step of waiting; `true` if it is time to sleep, which is then the caller's to do.
     pub(crate) fn step(&mut self) -> bool {
+        self.looks = self.looks.saturating_add(1);
         match self.wait {
-            // Not the back-off's spinning: it looks ever more seldom, up to a microsecond late.
             Wait::Spin => spin(),
-            Wait::Yield => self.backoff.snooze(),
-            Wait::Park if !self.backoff.is_completed() => self.backoff.snooze(),
-            Wait::Park if self.yields < YIELDS => {
-                self.yields += 1;
-                std::thread::yield_now();
-            }
-            Wait::Park => return true,
+            _ if self.looks <= PAUSES => spin(),
+            Wait::Park if self.looks > PAUSES + YIELDS => return true,
+            _ => std::thread::yield_now(),
         }
         false
     }

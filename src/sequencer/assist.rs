@@ -215,7 +215,7 @@ impl Shared {
 }
 
 impl Helped for Shared {
-    /// Makes a turn; whether that ordered anything.
+    /// Makes a turn, if there is something to do; whether that ordered anything.
     fn help(&self) -> bool {
         if self.wanted.load(Relaxed) {
             return false;
@@ -228,6 +228,9 @@ impl Helped for Shared {
         }
         // One at a time adds, under the mutex.
         self.turns.store(self.turns().wrapping_add(1), Relaxed);
+        if held.is_idle() {
+            return false;
+        }
         held.stats.assisted_turns += 1;
         match held.poll(BUDGET) {
             Ok(turn) => turn.commands > 0 || turn.closed,

@@ -6,7 +6,7 @@ use seriatim_ring::control::{GONE, MemberEntry, Verdict, Want};
 use seriatim_ring::order::Follower;
 use seriatim_ring::sequencer::{Shared, gate};
 use seriatim_ring::sync::Ordering;
-use seriatim_ring::wake::FOR_ROOM;
+use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use super::{Sequencer, SequencerError, lost};
 use crate::error_log::ErrorCode;
@@ -22,6 +22,8 @@ use crate::wait;
 const HOUSEKEEPING: Duration = Duration::from_millis(20);
 /// How often the path of the region is looked at.
 const FILE_LOOKS: Duration = Duration::from_secs(1);
+/// Glances for a turn where nothing is to be done.
+const GLANCES: u32 = 16;
 /// Turns between two looks at the clock.
 const TURNS_A_LOOK: u32 = 64;
 
@@ -248,6 +250,19 @@ impl Sequencer {
         let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
         let bell = &s.bells.sequencer;
         wait::sleep_alone(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
+    }
+
+    /// Whether a turn would find nothing to do, as far as a glance shows: a fraction of what a turn costs those who make
+    /// one whenever they run dry. Every so often it says no, for what only a turn sees.
+    #[inline]
+    pub(super) fn is_idle(&mut self) -> bool {
+        self.glances = self.glances.wrapping_add(1);
+        let s = self.parts.shared();
+        let asked = s.bells.is_wanted()
+            || s.bells.requests() != self.seen_requests
+            || s.bells.producers.is_announced(FOR_WORK);
+        let busy = self.stuck || self.unsettled || self.waker.is_busy() || self.orderer.has_work(s);
+        !asked && !busy && !self.glances.is_multiple_of(GLANCES)
     }
 
     /// The second look before a sleep: whether there is something to do after all.

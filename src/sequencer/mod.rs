@@ -210,6 +210,7 @@ pub struct Sequencer {
     /// The next ticket waits for a gate.
     stuck: bool,
     turns_to_look: u32,
+    glances: u32,
     next_look: Instant,
     /// The anchor when sleepers were woken last.
     told: Seq,
@@ -365,6 +366,7 @@ impl Sequencer {
             changes: 0,
             stuck: false,
             turns_to_look: 0,
+            glances: 0,
             next_look: Instant::now(),
             told: Seq::ZERO,
             waker: Waker::default(),
