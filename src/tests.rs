@@ -498,6 +498,17 @@ fn closing_delivers_what_was_submitted_then_the_end_and_refuses_the_rest() {
 }
 
 #[test]
+fn a_sequencer_that_is_gone_is_not_taken_for_one_who_keeps_the_lock() {
+    // While a child is being started it has the lock for a moment, too; who is named then must not seem to live.
+    let desk = Desk::new(&Config::new());
+    assert!(desk.region.sequencer_process().lives());
+    let Desk { region, sequencer } = desk;
+    drop(sequencer);
+    assert!(!region.sequencer_process().lives());
+    assert!(Sequencer::open(&region).is_ok());
+}
+
+#[test]
 fn nothing_follows_the_end_until_a_successor_serves() {
     let mut desk = Desk::new(&Config::new());
     let (mut worker, other) = (desk.worker("w"), desk.worker("other"));

@@ -524,7 +524,13 @@ impl Sequencer {
 
 impl Drop for Sequencer {
     fn drop(&mut self) {
-        if self.waker.is_busy() && !fork::is_child() {
+        if fork::is_child() {
+            return;
+        }
+        // Its lock falls next, or when a child that is being started runs: whoever comes waits for that, as it would not
+        // for one who lives.
+        self.region.map().control().reign.started.store(0, Ordering::Relaxed);
+        if self.waker.is_busy() {
             // Nobody goes on waking after this.
             wait::wake_all(&self.region.map().bells().workers);
             wait::wake_all(&self.region.map().bells().producers);
