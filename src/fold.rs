@@ -101,6 +101,10 @@ impl Fold {
             return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
         };
         let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
+        if map.is_hit() {
+            // What was read is not what was there: who asks next is told.
+            return Ok(None);
+        }
         if CHECK {
             check_payload(map, seq, lane, &entry)?;
         }

@@ -4,6 +4,8 @@
 //!
 //! - **\[B1\]** Room that a lane's writer has reserved belongs to that producer alone until its ticket is in: the
 //!   lane is locked by its owner, and the room was released by every gate before (L1).
+//!   An observer, which gates nobody, may copy words of it meanwhile; it asks afterwards whether the room had been claimed
+//!   again (L2), and throws away what it copied then, whatever that was.
 //! - **\[B2\]** A payload that is in the order is written by nobody while a gate lies at or before its index: the
 //!   producer's next use of the room needs `released`, which follows the slowest gate. A worker's gate moves
 //!   only in a call that needs `&mut Worker`, which ends every borrow of a payload.

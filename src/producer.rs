@@ -532,7 +532,11 @@ impl Producer {
         let count = commands.len() as u32;
         let first = match writer.reserve_inline(parts.lane(), &parts.entry().released, count) {
             Ok(cell) => cell,
-            Err(why) => return Err(undo.0.no_room(why)),
+            Err(why) => {
+                // What never finds room is not to be tried again.
+                undo.0.check_batch(commands)?;
+                return Err(undo.0.no_room(why));
+            }
         };
         let lane = *parts.lane();
         for (cell, (kind, payload)) in (0..).map(|n| first.wrapping_add(n)).zip(commands) {
@@ -543,6 +547,8 @@ impl Producer {
             }
             put_inline(writer, &lane, cell, *digests, *kind, payload);
         }
+        // Whoever was asked for its bytes may have forked.
+        undo.0.may_go_on()?;
         undo.0.queue()
     }
 
@@ -563,6 +569,8 @@ impl Producer {
         for (kind, payload) in commands {
             self.put(*kind, payload.as_ref())?;
         }
+        // As in `attempt_batch`.
+        self.may_go_on()?;
         self.queue()
     }
 

@@ -498,6 +498,16 @@ fn closing_delivers_what_was_submitted_then_the_end_and_refuses_the_rest() {
 }
 
 #[test]
+fn a_batch_that_can_never_be_is_told_so_also_where_there_is_no_room() {
+    let mut desk = Desk::new(&tiny().lane_cells(4).lane_bytes(256));
+    let mut producer = desk.producer("p");
+    while producer.try_submit(0, b"x").is_ok() {}
+    let batch = [(0, vec![0; 1000]), (0, vec![1])];
+    assert_eq!(producer.try_submit_batch(&batch), Err(SubmitError::TooLarge { len: 1000, max: 128 }));
+    assert!(matches!(producer.try_submit_batch(&[(0, b"x"), (0, b"y")]), Err(SubmitError::Full(_))));
+}
+
+#[test]
 fn a_sequencer_that_is_gone_is_not_taken_for_one_who_keeps_the_lock() {
     // While a child is being started it has the lock for a moment, too; who is named then must not seem to live.
     let desk = Desk::new(&Config::new());

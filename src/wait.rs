@@ -97,6 +97,17 @@ impl Idle {
     }
 }
 
+/// How a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slept {
+    /// There was no need for it.
+    Not,
+    /// Somebody woke it.
+    Woken,
+    /// By itself, at the end of its time.
+    Out,
+}
+
 /// Sleeps on a bell that others sleep on, too, as [`sleep_alone`] does. Who is woken wakes others, before anything
 /// else: see [`Waker`].
 pub(crate) fn sleep(
@@ -105,12 +116,12 @@ pub(crate) fn sleep(
     deadline: Option<Instant>,
     is_there: impl FnMut() -> bool,
 ) -> bool {
-    let woken = sleep_alone(bell, level, deadline, is_there);
-    if woken {
+    let slept = lie_down(bell, level, deadline, is_there);
+    if slept == Slept::Woken {
         crash_point!("wake.woken");
         sys::futex_wake(bell.word(), PASSED_ON, bell.marks_before());
     }
-    woken
+    slept != Slept::Out
 }
 
 /// Sleeps on a bell unless `is_there` says, after the announcement, that there is no need to. `false` if it slept
@@ -119,11 +130,15 @@ pub(crate) fn sleep_alone(
     bell: &Bell,
     level: u32,
     deadline: Option<Instant>,
-    mut is_there: impl FnMut() -> bool,
+    is_there: impl FnMut() -> bool,
 ) -> bool {
+    lie_down(bell, level, deadline, is_there) != Slept::Out
+}
+
+fn lie_down(bell: &Bell, level: u32, deadline: Option<Instant>, mut is_there: impl FnMut() -> bool) -> Slept {
     let seen = bell.announce(level);
     if is_there() {
-        return true;
+        return Slept::Not;
     }
     let left = deadline.map_or(LONGEST_SLEEP, |at| at.saturating_duration_since(Instant::now()));
     #[cfg(test)]
@@ -134,7 +149,7 @@ pub(crate) fn sleep_alone(
     if !woken && left >= LONGEST_SLEEP && is_there() && began.elapsed() < LONGEST_SLEEP * 6 / 5 {
         LOST.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     }
-    woken
+    if woken { Slept::Woken } else { Slept::Out }
 }
 
 /// Wakes who waits on a bell for what just became true, if anybody does. Follows [`made_true`].

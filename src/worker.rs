@@ -350,7 +350,11 @@ impl Worker {
     /// The next command, if there is nothing else to see to. What takes more than that, [`take`](Self::take) does.
     #[inline(always)]
     fn plain(&mut self) -> Option<Plain> {
-        if self.check_payloads || !self.may_walk() { None } else { self.fold.plain(self.region.map()) }
+        if self.check_payloads || !self.may_walk() {
+            return None;
+        }
+        // Asked again after the cell was read: it may have been gone by then.
+        self.fold.plain(self.region.map()).filter(|_| !self.alarm.is_raised())
     }
 
     /// Whether there is nothing to ask first, and no newcomer's past to fold; says how far the worker is if it is time.

@@ -236,7 +236,8 @@ impl Sequencer {
     }
 
     /// The lock, or who has it. That one locks first and says then who it is, whoever removes a region has the lock
-    /// without a word, and one that was killed keeps it until the kernel has ended it: so while the one that is named does not live, it is tried for a moment.
+    /// without a word, and one that was killed keeps it until the kernel has ended it: so while the one that is named does
+    /// not live, it is tried for a moment.
     fn lock_or_holder(region: &Region) -> Result<Result<Lock, Process>, SequencerError> {
         let deadline = wait::after(LINGER);
         loop {
@@ -422,6 +423,8 @@ impl Sequencer {
     /// The last index is used up.
     pub fn poll(&mut self, budget: usize) -> Result<Turn, SequencerError> {
         if self.stats.closed {
+            // Those who sleep are to hear of the end.
+            self.waker.go_on(self.region.map().bells());
             return Ok(Turn { commands: 0, runs: 0, held: None, closed: true });
         }
         if self.alarm.is_raised() || self.look_at_file {

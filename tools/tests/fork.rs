@@ -5,6 +5,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::env;
 use std::process::{Command, Stdio, exit};
 use std::thread;
@@ -34,6 +35,11 @@ fn playing(part: &str) -> Command {
 #[test]
 fn handles_are_of_no_use_in_a_child_and_stay_whole_in_the_parent() {
     run("handles");
+}
+
+#[test]
+fn a_batch_that_forks_while_it_is_read_is_submitted_by_the_parent_alone() {
+    run("batch");
 }
 
 #[test]
@@ -85,6 +91,7 @@ impl Drop for Orphans {
 fn part() {
     match env::var(PART).ok().as_deref() {
         Some("handles") => use_handles(),
+        Some("batch") => fork_in_a_batch(),
         Some(die) => fork_and_wait(die.strip_prefix("die ").unwrap()),
         None => {}
     }
@@ -149,6 +156,44 @@ fn use_handles() {
             sequencer.close().unwrap();
         }
     }
+}
+
+/// A payload that forks when it is asked for its bytes, once.
+struct Forks(Cell<Option<ForkResult>>, &'static [u8]);
+
+impl AsRef<[u8]> for Forks {
+    fn as_ref(&self) -> &[u8] {
+        if self.0.get().is_none() {
+            // SAFETY: as in `use_handles`.
+            self.0.set(Some(unsafe { fork() }.unwrap()));
+        }
+        self.1
+    }
+}
+
+fn fork_in_a_batch() {
+    let region = Region::anonymous(&Config::new()).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let (mut worker, mut producer) = (common::join(&region, "w"), common::attach(&region, "p"));
+    // One that lies in its cell, and one that does not.
+    for payload in [&[1][..], &[2; 100][..]] {
+        let batch = [(0, Forks(Cell::new(None), payload))];
+        let submitted = producer.try_submit_batch(&batch);
+        match batch[0].1.0.get() {
+            Some(ForkResult::Parent { child }) => {
+                assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's batch");
+                submitted.unwrap();
+                loop {
+                    if let Event::Command(command) = worker.recv().unwrap() {
+                        break assert_eq!(command.payload, payload);
+                    }
+                }
+            }
+            _ => exit(i32::from(submitted != Err(SubmitError::Forked))),
+        }
+    }
+    sequencer.stop().unwrap();
+    assert_eq!(worker.poll(), Ok(None));
 }
 
 /// Attaches as everything, forks and starts a program, and waits to be killed.

@@ -43,6 +43,7 @@ fn part() {
         "batch" => submit_batch(path),
         "view" => view_and_wait(path),
         "survive" => survive(path, times),
+        "shorten" => shorten(path, times),
         "attach" => attach_and_detach(path, times),
         "fail" => fail_to_attach(path, times),
         "refused" => be_refused(path, times),
@@ -322,6 +323,63 @@ impl Held {
         assert!(now.mappings <= self.mappings + 8, "mappings stay behind");
         assert!(now.virtual_kib <= self.virtual_kib + 512, "address space stays behind");
     }
+}
+
+#[test]
+fn a_region_that_is_shortened_under_a_worker_makes_up_no_command() {
+    let folder = scratch();
+    (0..3).for_each(|how| play("shorten", &folder.path().join("region"), how));
+}
+
+/// Cuts a region off at each of its pages while a worker is in the midst of a run: what it still gets is what was
+/// submitted.
+fn shorten(path: &Path, how: u64) {
+    const COMMANDS: u64 = 1000;
+    let config = Config::new().producers(1).workers(1).lane_cells(2048).lane_bytes(4096);
+    let (mut cuts, mut cut_short) = (0, 0);
+    for at in (0..config.region_bytes().unwrap()).step_by(4096) {
+        let region = Region::create(path, &config).unwrap();
+        region.guard().unwrap();
+        let sequencer = spawn(&region);
+        let options = JoinOptions::new().timeout(common::ANSWER).release_every(u32::MAX);
+        let mut worker = Worker::join_with(&region, "w", &options).unwrap();
+        let mut producer = attach(&region, "p");
+        let commands: Vec<(u16, [u8; 8])> = (0..COMMANDS).map(|n| (7, (n | 1 << 40).to_le_bytes())).collect();
+        producer.submit_batch(&commands).unwrap();
+        producer.wait_sequenced(COMMANDS - 1).unwrap();
+        let mut next = 0;
+        let mut take = |event: Event<'_>| {
+            if let Event::Command(command) = event {
+                let (kind, payload) = commands[command.index as usize];
+                assert_eq!((command.index, command.kind, command.payload), (next, kind, &payload[..]));
+                next += 1;
+            }
+            next
+        };
+        let (mut got, mut is_cut) = (0, false);
+        while got < COMMANDS {
+            if got == 100 && !is_cut {
+                fs::File::options().write(true).open(path).unwrap().set_len(at).unwrap();
+                is_cut = true;
+            }
+            let result = match how {
+                0 => worker.recv().map(|event| got = take(event)),
+                1 => worker.poll().map(|event| event.into_iter().for_each(|event| got = take(event))),
+                _ => worker.poll_batch(1, |event| got = take(event)).map(drop),
+            };
+            if result.is_err() {
+                cut_short += 1;
+                break;
+            }
+        }
+        cuts += 1;
+        drop((worker, producer));
+        // It may have met the end, too.
+        let _ = sequencer.stop();
+        fs::remove_file(path).unwrap();
+    }
+    println!("found: {cuts} cuts, {cut_short} of which the worker met");
+    assert!(cut_short > 0 && cut_short < cuts);
 }
 
 fn attach_and_detach(path: &Path, rounds: u64) {

@@ -450,7 +450,12 @@ fn whoever_cleans_up_keeps_nobody_from_coming_in() {
             count(3);
         }
         drop(over);
-        staying.join().unwrap().leave();
+        // When it has passed what was said of all comings: else there may be no room for the end.
+        let mut stay = staying.join().unwrap();
+        while stay.lag() > 0 {
+            stay.recv_deadline(Instant::now() + Duration::from_millis(5)).unwrap();
+        }
+        stay.leave();
         serving
     })
     .stop()
