@@ -35,6 +35,8 @@ pub(crate) struct Met {
     pub(crate) lane: u16,
     pub(crate) entry: Entry,
     pub(crate) owner: Owner,
+    /// What it says, if it is one of the sequencer's own, of a kind that this version knows.
+    pub(crate) own: Option<Own>,
     /// The digest of all before it.
     pub(crate) before: u64,
 }
@@ -101,6 +103,7 @@ impl Fold {
             return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
         };
         let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
+        let own = if lane == OWN_LANE { read_own(map, &entry) } else { None };
         if map.is_hit() {
             // What was read is not what was there: who asks next is told.
             return Ok(None);
@@ -108,15 +111,15 @@ impl Fold {
         if CHECK {
             check_payload(map, seq, lane, &entry)?;
         }
-        if lane == OWN_LANE {
-            self.apply(map, &entry);
+        if let Some(own) = &own {
+            self.apply(own);
         }
         let before = self.digest;
         if self.folds {
             self.digest = fold(before, owner.folded(&entry));
         }
         self.follower.advance();
-        Ok(Some(Met { seq, lane, entry, owner, before }))
+        Ok(Some(Met { seq, lane, entry, owner, own, before }))
     }
 
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
@@ -213,8 +216,8 @@ impl Fold {
 
     /// Notes a lane that changes hands by one of the sequencer's commands.
     #[cold]
-    fn apply(&mut self, map: &Map, entry: &Entry) {
-        if let Some(Own::Attached { lane, number, base, .. }) = read_own(map, entry)
+    fn apply(&mut self, own: &Own) {
+        if let Own::Attached { lane, number, base, .. } = *own
             && let Some(owner) = self.owners.get_mut(usize::from(lane))
         {
             *owner = Owner { number, base };
@@ -264,7 +267,8 @@ pub(crate) fn own_digest(map: &Map, entry: &Entry) -> u64 {
 }
 
 /// Reads one of the sequencer's own commands; `None` for a kind that this version does not know.
-pub(crate) fn read_own(map: &Map, entry: &Entry) -> Option<Own> {
+#[cold]
+fn read_own(map: &Map, entry: &Entry) -> Option<Own> {
     let mut words = [0; WORDS];
     map.lane(OWN_LANE).copy(entry, &mut words);
     Own::decode(entry.kind, &words)

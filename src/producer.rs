@@ -529,26 +529,26 @@ impl Producer {
         // With nothing for the bytes of the lane only their number counts.
         let undo = Undo(self);
         let Producer { parts, writer, digests, .. } = &mut *undo.0;
-        let count = commands.len() as u32;
+        let (count, digests) = (commands.len() as u32, *digests);
         let first = match writer.reserve_inline(parts.lane(), &parts.entry().released, count) {
             Ok(cell) => cell,
             Err(why) => {
                 // What never finds room is not to be tried again.
                 undo.0.check_batch(commands)?;
+                undo.0.may_go_on()?;
                 return Err(undo.0.no_room(why));
             }
         };
-        let lane = *parts.lane();
         for (cell, (kind, payload)) in (0..).map(|n| first.wrapping_add(n)).zip(commands) {
             let payload = payload.as_ref();
+            // Whoever was asked for its bytes may have forked.
+            undo.0.may_go_on()?;
             if payload.len() > INLINE {
-                writer.abandon();
+                undo.0.writer.abandon();
                 return undo.0.attempt_batch_outside(commands);
             }
-            put_inline(writer, &lane, cell, *digests, *kind, payload);
+            put_inline(&undo.0.writer, undo.0.parts.lane(), cell, digests, *kind, payload);
         }
-        // Whoever was asked for its bytes may have forked.
-        undo.0.may_go_on()?;
         undo.0.queue()
     }
 
@@ -559,6 +559,7 @@ impl Producer {
         commands: &[(u16, P)],
     ) -> Result<Range<u64>, SubmitError> {
         self.check_batch(commands)?;
+        self.may_go_on()?;
         let Producer { parts, writer, .. } = self;
         let lens = commands.iter().map(|(_, payload)| payload.as_ref().len() as u32);
         match writer.has_room_for(parts.lane(), &parts.entry().released, lens) {
@@ -567,10 +568,11 @@ impl Producer {
             Err(why) => return Err(self.no_room(why)),
         }
         for (kind, payload) in commands {
-            self.put(*kind, payload.as_ref())?;
+            let payload = payload.as_ref();
+            // As in `attempt_batch`.
+            self.may_go_on()?;
+            self.put(*kind, payload)?;
         }
-        // As in `attempt_batch`.
-        self.may_go_on()?;
         self.queue()
     }
 

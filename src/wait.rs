@@ -58,6 +58,8 @@ impl FromStr for Wait {
 const PAUSES: u32 = 32;
 /// Looks with a yield between them before a party sleeps.
 const YIELDS: u32 = 32;
+/// A yield that took so long went to a thread that uses its time up, and the next one will.
+const SLICE: Duration = Duration::from_millis(1);
 /// Nobody sleeps longer than this without a look, whatever happened to its waker. In tests so long that a
 /// wake-up that was lost shows.
 pub(crate) const LONGEST_SLEEP: Duration =
@@ -72,16 +74,18 @@ pub(crate) static LOST: std::sync::atomic::AtomicU64 = std::sync::atomic::Atomic
 pub(crate) struct Idle {
     wait: Wait,
     looks: u32,
+    /// When the last yield ended.
+    yielded: Option<Instant>,
 }
 
 impl Idle {
     pub(crate) fn new(wait: Wait) -> Self {
-        Idle { wait, looks: 0 }
+        Idle { wait, looks: 0, yielded: None }
     }
 
     /// There was something to do: start again.
     pub(crate) fn reset(&mut self) {
-        self.looks = 0;
+        *self = Idle::new(self.wait);
     }
 
     /// One step of waiting; `true` if it is time to sleep, which is then the caller's to do.
@@ -91,9 +95,26 @@ impl Idle {
             Wait::Spin => spin(),
             _ if self.looks <= PAUSES => spin(),
             Wait::Park if self.looks > PAUSES + YIELDS => return true,
-            _ => std::thread::yield_now(),
+            Wait::Park => self.give_way(),
+            Wait::Yield => std::thread::yield_now(),
         }
         false
+    }
+
+    /// Yields. Where others use up the time that they are given, a few yields take as long as a thousand, and who sleeps
+    /// instead is let in sooner: it has not had its share.
+    fn give_way(&mut self) {
+        let before = *self.yielded.get_or_insert_with(Instant::now);
+        std::thread::yield_now();
+        let now = Instant::now();
+        self.yielded = Some(now);
+        self.note(now - before);
+    }
+
+    fn note(&mut self, yielded: Duration) {
+        if yielded >= SLICE {
+            self.looks = PAUSES + YIELDS;
+        }
     }
 }
 
@@ -321,6 +342,16 @@ mod tests {
             });
             assert_eq!(more.count(), 3);
         });
+    }
+
+    #[test]
+    fn who_shares_its_core_with_one_who_uses_it_up_sleeps_at_once() {
+        let mut idle = Idle::new(Wait::Park);
+        (0..=PAUSES).for_each(|_| assert!(!idle.step()));
+        idle.note(SLICE - Duration::from_nanos(1));
+        assert_eq!(idle.looks, PAUSES + 1);
+        idle.note(SLICE);
+        assert!(idle.step());
     }
 
     #[test]

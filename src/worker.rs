@@ -16,7 +16,7 @@ use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
 use crate::event::{Command, Event};
-use crate::fold::{Corrupt, Fold, Met, Plain, read_own};
+use crate::fold::{Corrupt, Fold, Met, Plain};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
@@ -514,7 +514,7 @@ impl Worker {
     /// Notes whether one of the sequencer's commands ends the order.
     #[cold]
     fn note_end(&mut self, met: &Met) {
-        match read_own(self.region.map(), &met.entry) {
+        match met.own {
             Some(Own::Closed { .. }) => self.closed = true,
             Some(Own::Opened { .. }) => self.closed = false,
             _ => {}
@@ -524,7 +524,7 @@ impl Worker {
     #[inline]
     fn event(&self, met: &Met) -> Event<'_> {
         if met.lane == OWN_LANE {
-            return Event::of_own(met.seq, met.entry.kind, read_own(self.region.map(), &met.entry));
+            return Event::of_own(met.seq, met.entry.kind, met.own);
         }
         Event::Command(Command {
             seq: met.seq,

@@ -113,9 +113,13 @@ const MORE: u64 = 30;
 
 impl Trial {
     fn crash(&self) -> String {
-        // What comes before the order is closed is met in other scenes.
-        let after =
-            if self.scene == Scene::Close && self.point != "close.closing" { "close.closing>" } else { "" };
+        let after = match (self.scene, self.point) {
+            // What comes before the order is closed is met in other scenes.
+            (Scene::Close, point) if point != "close.closing" => "close.closing>",
+            // While it attaches, others wake it as well.
+            (Scene::Work, "wake.woken") => "party.begun>",
+            _ => "",
+        };
         format!("{after}{}:{}{}", self.point, self.pass, if self.stop { ":stop" } else { "" })
     }
 
@@ -172,6 +176,9 @@ impl Trial {
         let (victim, crash) = (self.victim(), self.crash());
         let fuse = |who| (who == victim && self.scene != Scene::TakeOver).then_some(crash.as_str());
         engine.set_goal(BEFORE);
+        if self.point.starts_with("wake.") {
+            engine.be_patient();
+        }
         if self.scene == Scene::TakeOver {
             engine.start(victim, Some(&self.predecessor()));
         } else {
@@ -181,10 +188,6 @@ impl Trial {
         if let Who::Worker(_) = victim {
             // It is not the victim that gets what nobody else gets.
             engine.await_all("the first worker joins", |e| !e.region().snapshot().workers.is_empty());
-        }
-        if self.point.starts_with("wake.") {
-            // Who has nothing to do for so long sleeps.
-            engine.set_pace(3_000);
         }
         let workers = if self.scene == Scene::ServeSuccessor { 1 } else { 3 };
         (1..workers).for_each(|i| engine.start(Who::Worker(i), fuse(Who::Worker(i))));
@@ -260,7 +263,10 @@ impl Trial {
     ) -> u64 {
         engine.await_but(Some(self.victim()), what, |e| {
             let goal = e.goal();
-            if e.have_submitted(goal) && matches!(self.scene, Scene::Submit | Scene::Serve | Scene::Work) {
+            let needs_more = matches!(self.scene, Scene::Submit | Scene::Serve | Scene::Work);
+            // Only who sleeps is woken.
+            let may_have_more = !self.point.starts_with("wake.") || e.are_asleep();
+            if needs_more && e.have_submitted(goal) && may_have_more {
                 e.set_goal(goal + MORE);
             }
             ended(e)

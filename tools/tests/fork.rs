@@ -7,6 +7,7 @@ mod common;
 
 use std::cell::Cell;
 use std::env;
+use std::io::{self, Read, Write};
 use std::process::{Command, Stdio, exit};
 use std::thread;
 
@@ -158,16 +159,31 @@ fn use_handles() {
     }
 }
 
-/// A payload that forks when it is asked for its bytes, once.
-struct Forks(Cell<Option<ForkResult>>, &'static [u8]);
+/// A payload that forks when it is asked for its bytes, once. In the child it has others, and has them only when the
+/// parent is done.
+struct Forks {
+    forked: Cell<Option<ForkResult>>,
+    bytes: &'static [u8],
+    others: &'static [u8],
+    done: io::PipeReader,
+}
+
+impl Forks {
+    fn is_child(&self) -> bool {
+        matches!(self.forked.get(), Some(ForkResult::Child))
+    }
+}
 
 impl AsRef<[u8]> for Forks {
     fn as_ref(&self) -> &[u8] {
-        if self.0.get().is_none() {
+        if self.forked.get().is_none() {
             // SAFETY: as in `use_handles`.
-            self.0.set(Some(unsafe { fork() }.unwrap()));
+            self.forked.set(Some(unsafe { fork() }.unwrap()));
+            if self.is_child() {
+                (&self.done).read_exact(&mut [0]).unwrap();
+            }
         }
-        self.1
+        if self.is_child() { self.others } else { self.bytes }
     }
 }
 
@@ -176,16 +192,18 @@ fn fork_in_a_batch() {
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let (mut worker, mut producer) = (common::join(&region, "w"), common::attach(&region, "p"));
     // One that lies in its cell, and one that does not.
-    for payload in [&[1][..], &[2; 100][..]] {
-        let batch = [(0, Forks(Cell::new(None), payload))];
+    for (bytes, others) in [(&[1][..], &[3][..]), (&[2; 100][..], &[4; 100][..])] {
+        let (done, mut tell) = io::pipe().unwrap();
+        let batch = [(0, Forks { forked: Cell::new(None), bytes, others, done })];
         let submitted = producer.try_submit_batch(&batch);
-        match batch[0].1.0.get() {
+        match batch[0].1.forked.get() {
             Some(ForkResult::Parent { child }) => {
-                assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's batch");
                 submitted.unwrap();
+                tell.write_all(&[0]).unwrap();
+                assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's batch");
                 loop {
                     if let Event::Command(command) = worker.recv().unwrap() {
-                        break assert_eq!(command.payload, payload);
+                        break assert_eq!(command.payload, bytes, "the child wrote into it");
                     }
                 }
             }

@@ -331,13 +331,14 @@ fn a_region_that_is_shortened_under_a_worker_makes_up_no_command() {
     (0..3).for_each(|how| play("shorten", &folder.path().join("region"), how));
 }
 
-/// Cuts a region off at each of its pages while a worker is in the midst of a run: what it still gets is what was
-/// submitted.
+/// Cuts a region off at each of its pages while a worker is in the midst of a run, or before one of the sequencer's own
+/// commands: what it still gets is what was submitted.
 fn shorten(path: &Path, how: u64) {
     const COMMANDS: u64 = 1000;
-    let config = Config::new().producers(1).workers(1).lane_cells(2048).lane_bytes(4096);
+    let config = Config::new().producers(2).workers(1).lane_cells(2048).lane_bytes(4096);
     let (mut cuts, mut cut_short) = (0, 0);
-    for at in (0..config.region_bytes().unwrap()).step_by(4096) {
+    let pages = (0..config.region_bytes().unwrap()).step_by(4096);
+    for (at, after) in pages.flat_map(|at| [(at, 100), (at, COMMANDS)]) {
         let region = Region::create(path, &config).unwrap();
         region.guard().unwrap();
         let sequencer = spawn(&region);
@@ -347,18 +348,29 @@ fn shorten(path: &Path, how: u64) {
         let commands: Vec<(u16, [u8; 8])> = (0..COMMANDS).map(|n| (7, (n | 1 << 40).to_le_bytes())).collect();
         producer.submit_batch(&commands).unwrap();
         producer.wait_sequenced(COMMANDS - 1).unwrap();
+        // One of the sequencer's own comes last.
+        let other = attach(&region, "q");
         let mut next = 0;
         let mut take = |event: Event<'_>| {
-            if let Event::Command(command) = event {
-                let (kind, payload) = commands[command.index as usize];
-                assert_eq!((command.index, command.kind, command.payload), (next, kind, &payload[..]));
-                next += 1;
+            match event {
+                Event::Command(command) => {
+                    let (kind, payload) = commands[command.index as usize];
+                    assert_eq!((command.index, command.kind, command.payload), (next, kind, &payload[..]));
+                    next += 1;
+                }
+                Event::ProducerAttached { number, name, lane, .. } => {
+                    let (is, is_now) = if next == 0 { ("p", (1, 1)) } else { ("q", (2, 2)) };
+                    assert_eq!((name.as_str(), (number, lane)), (is, is_now));
+                    next += u64::from(next > 0);
+                }
+                Event::Joined(change) => assert_eq!(change.name.as_str(), "w"),
+                other => panic!("{other:?} was never in the order"),
             }
             next
         };
         let (mut got, mut is_cut) = (0, false);
-        while got < COMMANDS {
-            if got == 100 && !is_cut {
+        while got <= COMMANDS {
+            if got == after && !is_cut {
                 fs::File::options().write(true).open(path).unwrap().set_len(at).unwrap();
                 is_cut = true;
             }
@@ -373,7 +385,7 @@ fn shorten(path: &Path, how: u64) {
             }
         }
         cuts += 1;
-        drop((worker, producer));
+        drop((worker, producer, other));
         // It may have met the end, too.
         let _ = sequencer.stop();
         fs::remove_file(path).unwrap();

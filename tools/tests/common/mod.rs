@@ -285,6 +285,13 @@ pub(crate) fn is_stopped(pid: u32) -> bool {
     stat_fields(pid).is_some_and(|fields| fields[0] == "T")
 }
 
+/// Whether every thread of a process sleeps.
+pub(crate) fn is_asleep(pid: u32) -> bool {
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    let stats = threads.filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("stat")).ok());
+    stats.filter_map(|stat| fields_of(&stat)).all(|fields| fields[0] == "S")
+}
+
 /// CPU time that a process has used, in clock ticks.
 pub(crate) fn cpu_ticks(pid: u32) -> u64 {
     let fields = stat_fields(pid).expect("it runs");
@@ -298,8 +305,11 @@ fn parent_of(pid: u32) -> Option<u32> {
 
 /// The fields of `/proc/PID/stat` from the third on, which is the first after the name in parentheses.
 fn stat_fields(pid: u32) -> Option<Vec<String>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, fields) = text.rsplit_once(')')?;
+    fields_of(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+fn fields_of(stat: &str) -> Option<Vec<String>> {
+    let (_, fields) = stat.rsplit_once(')')?;
     Some(fields.split_whitespace().map(String::from).collect())
 }
 

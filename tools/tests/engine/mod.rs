@@ -21,7 +21,8 @@ use seriatim::{Config, Region};
 use tempfile::TempDir;
 
 use part::{
-    ACKED, CLOSE, CLOSED, END, FINISH, FIRST, GOAL, LEAVE, PACE, PRODUCER, SEEN, SERVING, WORDS, WORKER,
+    ACKED, CLOSE, CLOSED, END, FINISH, FIRST, GOAL, LEAVE, PACE, PATIENT, PRODUCER, SEEN, SERVING, WORDS,
+    WORKER,
 };
 
 /// Reached only when something never happens.
@@ -143,6 +144,13 @@ impl Engine {
         crate::common::is_stopped(self.pid(who).as_raw() as u32)
     }
 
+    /// Whether the sequencer and all workers sleep, so that who submits next wakes them.
+    pub(crate) fn are_asleep(&self) -> bool {
+        let wait = |who: &&Who| matches!(who, Who::Sequencer(_) | Who::Worker(_));
+        let mut waiting = self.running.keys().filter(wait);
+        waiting.all(|&who| crate::common::is_asleep(self.pid(who).as_raw() as u32))
+    }
+
     fn ended(&mut self, who: Who) -> Option<ExitStatus> {
         self.running.get_mut(&who)?.try_wait().expect("a child can be waited for")
     }
@@ -205,6 +213,11 @@ impl Engine {
 
     pub(crate) fn set_pace(&self, micros: u64) {
         self.table.set(PACE, micros);
+    }
+
+    /// Has workers wait as long as it takes: they come to sleep, and cannot be asked to leave.
+    pub(crate) fn be_patient(&self) {
+        self.table.set(PATIENT, 1);
     }
 
     /// Per-producer index before which every submit has returned.

@@ -29,6 +29,8 @@ pub(crate) const FINISH: usize = 4;
 pub(crate) const SERVING: usize = 5;
 /// Microseconds between two submits.
 pub(crate) const PACE: usize = 6;
+/// Not 0: workers wait as long as it takes, and are not asked to leave.
+pub(crate) const PATIENT: usize = 7;
 /// Per producer: the index before which all submits have returned.
 pub(crate) const ACKED: usize = 16;
 /// Per worker: the next index.
@@ -101,7 +103,7 @@ pub(crate) fn play() {
 fn sequence(region: &Region, table: &Stamps) {
     let opened = Sequencer::wait_to_open(region, || table.get(FINISH) != 0).unwrap();
     let Some(sequencer) = opened else { return };
-    let sequencer = sequencer.start(SequencerConfig::new()).unwrap();
+    let sequencer = sequencer.start(SequencerConfig::new().close_timeout(ANSWER)).unwrap();
     table.set(SERVING, region.snapshot().epoch);
     while table.get(CLOSE) == 0 {
         if sequencer.is_finished() {
@@ -191,8 +193,9 @@ fn work(region: &Region, table: &Stamps, part: &Part) {
     table.set(WORKER + me, std::process::id().into());
     let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker);
     loop {
-        let deadline = Instant::now() + Duration::from_millis(5);
-        let got = worker.recv_batch(64, Some(deadline), |event: Event<'_>| {
+        // With a deadline it may never come to sleep where others use the processors up.
+        let deadline = (table.get(PATIENT) == 0).then(|| Instant::now() + Duration::from_millis(5));
+        let got = worker.recv_batch(64, deadline, |event: Event<'_>| {
             recorder.record(&event);
             table.set(SEEN + me, event.seq().get() + 1);
         });
