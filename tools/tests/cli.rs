@@ -837,7 +837,7 @@ fn a_full_disk_is_named_with_the_file_and_the_worker_leaves() {
     let region = create(&folder, "region", &[]);
     let _sequencer = sequence(&region);
     let full = Running::start(&mut seriatim(&["worker", &region, "--name", "w", "--out", "/dev/full"]));
-    eventually("it has joined", || stat(&region)["workers"].as_array().is_some_and(|w| !w.is_empty()));
+    await_join(&region, "w");
     run_with(&["submit", &region], b"a\n").with(0);
     full.end().with(2).saying(&["/dev/full", "No space left"]);
     eventually("it gates no more", || stat(&region)["gate"] == Value::Null);

@@ -187,7 +187,9 @@ impl Trial {
         engine.start(Who::Worker(0), None);
         if let Who::Worker(_) = victim {
             // It is not the victim that gets what nobody else gets.
-            engine.await_all("the first worker joins", |e| !e.region().snapshot().workers.is_empty());
+            engine.await_all("the first worker joins", |e| {
+                e.region().snapshot().workers.iter().any(|worker| worker.party.attached)
+            });
         }
         let workers = if self.scene == Scene::ServeSuccessor { 1 } else { 3 };
         (1..workers).for_each(|i| engine.start(Who::Worker(i), fuse(Who::Worker(i))));

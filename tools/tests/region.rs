@@ -1175,8 +1175,7 @@ fn stat_says_that_the_sequencer_is_helped_and_under_what_load() {
     let worker_on = |cpu: usize, name: &str| {
         let pinned = ["taskset", "-c", &cpu.to_string()];
         let worker = Running::start(&mut through(&pinned, &["worker", &path, "--name", name]));
-        let rows = || stat(&path)["workers"].as_array().unwrap().clone();
-        eventually("it joins", || rows().iter().any(|row| row["name"] == name && row["attached"] == true));
+        await_join(&path, name);
         worker
     };
 

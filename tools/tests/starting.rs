@@ -650,7 +650,7 @@ fn a_wall_clock_that_jumps_evicts_nobody_and_makes_no_odd_times() {
         let args = ["worker", &region, "--name", &out[out.len() - 1..], "--out", &out];
         Running::start(&mut jumping(&[&args[..], &timid].concat()))
     });
-    eventually("both join", || stat(&region)["workers"].as_array().unwrap().len() == 2);
+    ["a", "b"].iter().for_each(|name| common::await_join(&region, name));
     let mut submit = Running::start(jumping(&["submit", &region]).stdin(Stdio::piped()));
     let (mut lines, mut looks) = (0, 0);
     // Through many jumps: at least one of each kind while something is recorded.

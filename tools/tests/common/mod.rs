@@ -230,11 +230,16 @@ pub(crate) fn sequence(region: &str) -> Running {
 /// A worker that has joined.
 pub(crate) fn worker(region: &str, name: &str, args: &[&str]) -> Running {
     let worker = Running::start(&mut seriatim(&[&["worker", region, "--name", name], args].concat()));
+    await_join(region, name);
+    worker
+}
+
+/// Waits until a worker has joined: one that only asks to is in `stat` as well.
+pub(crate) fn await_join(region: &str, name: &str) {
     eventually(&format!("{name} joins"), || {
         let workers = &stat(region)["workers"];
         workers.as_array().unwrap().iter().any(|row| row["name"] == name && row["attached"] == true)
     });
-    worker
 }
 
 pub(crate) fn stat(region: &str) -> Value {
