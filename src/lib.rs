@@ -142,6 +142,7 @@ mod fold;
 mod fork;
 mod liveness;
 mod name;
+mod notify;
 mod observer;
 mod payload;
 mod policy;
@@ -154,6 +155,8 @@ mod stall;
 mod sys;
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "timely")]
+pub mod timely;
 mod verify;
 mod wait;
 mod worker;
@@ -168,6 +171,7 @@ pub use error_log::{ErrorCode, ErrorLog, ErrorRecord};
 pub use event::{Command, Event, MemberChange};
 pub use fold::Corrupt;
 pub use name::{Name, NameError};
+pub use notify::{Notifier, Summons};
 pub use observer::{Observed, Observer};
 pub use payload::payload_digest;
 pub use policy::WorkerPolicy;

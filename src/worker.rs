@@ -599,6 +599,17 @@ impl Worker {
         }
     }
 
+    /// Before its thread waits elsewhere: nobody is to wait for it here. Whether it is to wait, or there is something
+    /// already: a command, an error, the end.
+    pub(crate) fn goes_elsewhere(&mut self) -> bool {
+        if self.alarm.is_raised() || self.fold.is_behind(self.region.map()) || self.is_ended() {
+            return false;
+        }
+        self.run_dry();
+        self.helper.hand_back();
+        true
+    }
+
     /// Makes a turn for the sequencer of this process, if it wants that; whether there may be something now.
     fn help(&mut self) -> bool {
         self.helper.help(self.region.assistance())
