@@ -145,7 +145,22 @@ mod tests {
 
     #[test]
     fn the_digest_is_a_fixed_format() {
-        assert_eq!(payload_digest(b""), 0x2d06_8005_38d3_94c2);
+        // As another implementation has it, at a length of each of the algorithm's ways.
+        let known: [(usize, u64); 9] = [
+            (0, 0x2d06_8005_38d3_94c2),
+            (8, 0x6053_9db6_3047_1163),
+            (40, 0x5fe7_8a29_955d_b15a),
+            (200, 0x746c_d002_5327_bf5b),
+            (240, 0x6455_6dc6_b462_a6cf),
+            (241, 0x8bea_dd3a_8874_fe17),
+            (1000, 0x6c4f_14bd_97bd_9e82),
+            (4096, 0xd742_8746_842b_e37e),
+            (65_536, 0x5d03_b43b_14c7_5500),
+        ];
+        for (len, digest) in known {
+            let payload: Vec<u8> = (0..len).map(|i| (i * 7 + 3) as u8).collect();
+            assert_eq!(payload_digest(&payload), digest, "{len} bytes");
+        }
         assert_ne!(payload_digest(&[0; 257]), payload_digest(&[0; 258]));
     }
 }
