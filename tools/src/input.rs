@@ -63,6 +63,10 @@ pub(crate) struct Stream {
     input: BufReader<Box<dyn Read>>,
     /// The same, to be asked whether there is something to read.
     fd: OwnedFd,
+    /// The begin of a line whose end has not come.
+    begun: Vec<u8>,
+    /// There is no more: a terminal would have to be told a second time.
+    ended: bool,
     read: u64,
 }
 
@@ -78,19 +82,27 @@ impl Stream {
         };
         let fd = fd.with_context(|| format!("cannot watch {}", path.display()))?;
         // Large enough that a batch of ordinary commands is in sight at once.
-        Ok(Stream { input: BufReader::with_capacity(1 << 18, input), fd, read: 0 })
+        let input = BufReader::with_capacity(1 << 18, input);
+        Ok(Stream { input, fd, begun: Vec::new(), ended: false, read: 0 })
     }
 
-    /// Whether there is something to read, or nothing will ever be, within a time: the rest of a line may still have
-    /// to be waited for.
-    pub(crate) fn stirs_within(&self, time: Duration) -> bool {
-        if !self.input.buffer().is_empty() {
+    /// Whether asking for the next line waits for nobody, within a time: it is there, or none will ever be. It may come
+    /// back sooner, when a part of a line came.
+    pub(crate) fn stirs_within(&mut self, time: Duration) -> bool {
+        if self.ended || self.in_sight() {
             return true;
         }
+        let begun = self.input.buffer();
+        self.begun.extend_from_slice(begun);
+        self.input.consume(self.input.buffer().len());
         let mut ends = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         let time = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        // What cannot be watched is read, which says why.
-        poll(&mut ends, time) != Ok(0)
+        if poll(&mut ends, time) == Ok(0) {
+            return false;
+        }
+        // What cannot be watched is read, and what cannot be read is asked for, which says why.
+        self.ended = self.input.fill_buf().is_ok_and(<[u8]>::is_empty);
+        self.ended || self.in_sight() || self.input.buffer().is_empty()
     }
 
     /// Whether the next line is here already, so that asking for it waits for nobody.
@@ -100,8 +112,11 @@ impl Stream {
 
     /// Waits for the next line; none at the end of the input.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let mut line = Vec::new();
-        if self.input.read_until(b'\n', &mut line)? == 0 {
+        let mut line = std::mem::take(&mut self.begun);
+        if !self.ended {
+            self.input.read_until(b'\n', &mut line)?;
+        }
+        if line.is_empty() {
             return Ok(None);
         }
         if line.last() == Some(&b'\n') {

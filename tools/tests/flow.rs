@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use engine::{Engine, Random, Who, seed, this_program};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill, raise};
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde_json::Value;
 use seriatim::{
@@ -458,18 +460,39 @@ fn others_go_on_as_before_when_a_producer_stops_in_the_middle_of_a_submit() {
 
 const TRIES: u64 = 1000;
 
+/// What a call cost: a call that waits gives its processor away, or uses it for as long as it waits.
+struct Cost {
+    /// As a clock on the wall has it, which a busy machine makes as long as it likes.
+    time: Duration,
+    /// Processor time.
+    work: Duration,
+    /// How often it gave its processor away.
+    slept: i64,
+}
+
+impl Cost {
+    /// What this thread has cost so far.
+    fn so_far() -> (Duration, i64) {
+        let usage = getrusage(UsageWho::RUSAGE_THREAD).unwrap();
+        (clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap().into(), usage.voluntary_context_switches())
+    }
+
+    fn of(call: &mut dyn FnMut()) -> Cost {
+        let (started, (work, slept)) = (Instant::now(), Cost::so_far());
+        call();
+        let (time, (work_then, slept_then)) = (started.elapsed(), Cost::so_far());
+        Cost { time, work: work_then - work, slept: slept_then - slept }
+    }
+}
+
 /// Tries to submit and to poll beside one who is stopped between claim and commit; says how long each took.
 fn try_without_waiting(region: &Region) {
     let mut worker = join(region, "tries");
     let mut producer = attach(region, "tries");
     let (mut submitted, mut received) = (0, 0);
     let mut full = [0; 2];
-    let mut times: [Vec<Duration>; 3] = Default::default();
-    let timed = |times: &mut Vec<Duration>, call: &mut dyn FnMut()| {
-        let started = Instant::now();
-        call();
-        times.push(started.elapsed());
-    };
+    let mut costs: [Vec<Cost>; 3] = Default::default();
+    let timed = |costs: &mut Vec<Cost>, call: &mut dyn FnMut()| costs.push(Cost::of(call));
     let until = Instant::now() + PATIENCE;
     let mut round = 0;
     while round < TRIES || submitted == 0 || received < submitted || full.contains(&0) {
@@ -477,18 +500,18 @@ fn try_without_waiting(region: &Region) {
         // In turn: while it only submits it keeps the room itself, until there is none; then it only receives.
         let is_filling = round % 200 < 100 && (round < TRIES || full.contains(&0));
         if is_filling {
-            timed(&mut times[0], &mut || match producer.try_submit(2, &[2; 100]) {
+            timed(&mut costs[0], &mut || match producer.try_submit(2, &[2; 100]) {
                 Ok(_) => submitted += 1,
                 Err(SubmitError::Full(_)) => full[0] += 1,
                 Err(error) => panic!("{error}"),
             });
-            timed(&mut times[1], &mut || match producer.try_claim(2, 100) {
+            timed(&mut costs[1], &mut || match producer.try_claim(2, 100) {
                 Ok(claim) => drop(claim),
                 Err(SubmitError::Full(_)) => full[1] += 1,
                 Err(error) => panic!("{error}"),
             });
         } else {
-            timed(&mut times[2], &mut || {
+            timed(&mut costs[2], &mut || {
                 if let Some(Event::Command(command)) = worker.poll().unwrap() {
                     received += u64::from(command.kind == 2);
                 }
@@ -500,13 +523,30 @@ fn try_without_waiting(region: &Region) {
             thread::sleep(Duration::from_millis(1));
         }
     }
-    for (what, times) in ["try_submit", "try_claim", "poll"].iter().zip(&mut times) {
-        times.sort_unstable();
-        let slow = times.iter().filter(|time| **time >= Duration::from_millis(1)).count();
-        let (calls, longest) = (times.len(), times[times.len() - 1]);
+    for (what, costs) in ["try_submit", "try_claim", "poll"].iter().zip(&mut costs) {
+        let sorted = |of: fn(&Cost) -> Duration| {
+            let mut times: Vec<Duration> = costs.iter().map(of).collect();
+            times.sort_unstable();
+            times
+        };
+        let (times, works) = (sorted(|cost| cost.time), sorted(|cost| cost.work));
+        let over =
+            |times: &[Duration]| times.iter().filter(|time| **time >= Duration::from_millis(1)).count();
+        let (calls, longest, most) = (times.len(), times[times.len() - 1], works[works.len() - 1]);
         println!(
-            "{what}: {calls} calls, median {:?}, longest {longest:?}, {slow} over 1 ms",
-            times[calls / 2]
+            "{what}: {calls} calls, median {:?}, longest {longest:?}, {} over 1 ms; processor time {:?}, most \
+             {most:?}, {} over 1 ms",
+            times[calls / 2],
+            over(&times),
+            works[calls / 2],
+            over(&works),
+        );
+        let slept = costs.iter().filter(|cost| cost.slept > 0).count();
+        assert_eq!(slept, 0, "{what} gave its processor away");
+        // The kernel's own work for others counts as the thread's that it interrupts.
+        assert!(
+            over(&works) * 100 <= calls && most < Duration::from_secs(1),
+            "{what} waited without sleeping"
         );
         assert!(longest < NEVER, "{what} waited");
     }
@@ -664,6 +704,75 @@ fn a_submitter_whose_lines_get_no_place_says_so_while_it_has_room_and_ends_when_
     eventually("it ends by itself", || !runs(pid));
     let ended = submit.end().with(2);
     assert!(ended.err.contains("region unlinked") && ended.err.contains("after 3 commands"), "{ended:?}");
+}
+
+/// Also where all that was submitted has its place, and where only half a line has come.
+#[test]
+fn a_submitter_whose_input_is_silent_ends_when_the_region_is_lost() {
+    for (input, acknowledged) in [("", 0), ("one\n", 1), ("one\nhalf a line", 1)] {
+        for part in [0, 2] {
+            let folder = scratch();
+            let region = create(&folder, "region", &[]);
+            let sequencer = sequence(&region);
+            let mut submit = silent_submitter(&region, input, acknowledged);
+            let mapped = fs::metadata(&region).unwrap().len();
+            let cut = if part == 0 { 0 } else { mapped / part };
+            fs::File::options().write(true).open(&region).unwrap().set_len(cut).unwrap();
+            let pid = submit.pid();
+            eventually("it ends by itself", || !runs(pid));
+            let said = format!("region truncated: mapped {mapped} bytes, the file has {cut} now");
+            submit.end().with(2).saying(&[&said, &format!("after {acknowledged} commands")]);
+            assert!(sequencer.end().with(2).err.contains("region truncated"));
+        }
+    }
+}
+
+/// Whoever is attached goes on while somebody serves.
+#[test]
+fn a_submitter_whose_input_is_silent_ends_when_nobody_can_come_to_serve() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut sequencer = sequence(&region);
+    let mut submit = silent_submitter(&region, "one\n", 1);
+    let attached = Region::attach(&region).unwrap();
+    fs::remove_file(&region).unwrap();
+    // For the looks at which it is not to end.
+    thread::sleep(Duration::from_secs(3));
+    submit.feed(b"two\n");
+    eventually("it goes on", || attached.snapshot().producers[0].next == 2);
+    sequencer.signal(Signal::SIGKILL);
+    sequencer.end();
+    let pid = submit.pid();
+    eventually("it ends by itself", || !runs(pid));
+    submit.end().with(2).saying(&["region unlinked: nobody serves it", "after 2 commands"]);
+}
+
+/// A submitter with an input that stays open, with what it has been told in the order.
+fn silent_submitter(region: &str, input: &str, acknowledged: u64) -> Running {
+    let mut submit = Running::start(seriatim(&["submit", region]).stdin(Stdio::piped()));
+    submit.feed(input.as_bytes());
+    eventually("it is attached, and heard", || {
+        let row = &stat(region)["producers"][0];
+        row["alive"] == true && row["next"] == acknowledged
+    });
+    // Not for the test to pass, but for it to look at this: that it has seen that everything has its place, as nobody
+    // else can see.
+    thread::sleep(Duration::from_secs(2));
+    submit
+}
+
+#[test]
+fn a_line_that_had_no_room_in_a_ticket_waits_for_no_further_line() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--lane-bytes", "4K"]);
+    let sequencer = sequence(&region);
+    // Up to half of the lane's bytes go into a ticket, so the third is read and held back.
+    let lines: Vec<String> = ["a", "b", "c"].map(|letter| letter.repeat(900)).into();
+    let mut submit = Running::start(seriatim(&["submit", &region]).stdin(Stdio::piped()));
+    submit.feed((lines.join("\n") + "\n").as_bytes());
+    eventually("all are in the order", || stat(&region)["producers"][0]["next"] == 3);
+    submit.end().with(0);
+    sequencer.stop().with(0);
 }
 
 #[test]

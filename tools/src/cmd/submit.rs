@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use seriatim::{Producer, Sequenced, SubmitError, WaitError};
+use seriatim::{FileState, Producer, Region, RegionLost, Sequenced, SubmitError, WaitError};
 
 use crate::Outcome;
 use crate::input::Stream;
@@ -18,8 +18,13 @@ use crate::party::footprint;
 /// How long to wait before saying for what.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often to look whether what was submitted gets its place, also while the input is silent.
+/// How often to look whether there is a region, and whether what was submitted gets its place, also while the input is
+/// silent.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Looks in a row that find a region that nobody serves or can find, before that is the end: a standby may be about to
+/// take over.
+const UNSERVED_LOOKS: u32 = 2;
 
 /// How long to look then: a region that is lost takes a second to be known as such.
 const LONG_LOOK: Duration = Duration::from_secs(2);
@@ -88,7 +93,7 @@ impl Args {
         if self.resume {
             report.skipped = skip(&mut input, report.first)?;
         }
-        match pump(&mut input, producer, &limits, &mut report) {
+        match pump(&mut input, &region, producer, &limits, &mut report) {
             Ok(()) => {
                 output::print(&report, self.json)?;
                 Ok(Outcome::Done)
@@ -129,14 +134,16 @@ struct Limits {
 /// Submits everything and waits until the last command is in the order.
 fn pump(
     input: &mut Stream,
+    region: &Region,
     mut producer: Producer,
     limits: &Limits,
     report: &mut SubmitReport,
 ) -> Result<()> {
     let mut batch = Batch::default();
-    let mut unheard = Unheard::new(report.first);
+    let mut unheard = Unheard::new(region, report.first);
     loop {
-        while !input.stirs_within(LOOK) {
+        // What was held back waits for no further line.
+        while batch.held_back.is_none() && !input.stirs_within(LOOK) {
             unheard.look(&mut producer)?;
         }
         let more = batch.gather(input, limits);
@@ -152,9 +159,12 @@ fn pump(
     Ok(())
 }
 
-/// Looks, while lines come or are waited for, whether those before get their place: whoever submits into a region that
-/// nobody serves finds room for long.
-struct Unheard {
+/// Looks, while lines come or are waited for, whether there is a region to submit to, and whether the lines before get
+/// their place: whoever submits into a region that nobody serves finds room for long.
+struct Unheard<'a> {
+    region: &'a Region,
+    /// Looks in a row that found nobody who serves, in a region that its path does not lead to.
+    unserved: u32,
     /// The first index that is not known to have its place.
     next: u64,
     /// The last index that was submitted at the last look, and when that was.
@@ -162,20 +172,24 @@ struct Unheard {
     looked: Instant,
 }
 
-impl Unheard {
-    fn new(first: u64) -> Unheard {
-        Unheard { next: first, asked: None, looked: Instant::now() }
+impl Unheard<'_> {
+    fn new(region: &Region, first: u64) -> Unheard<'_> {
+        Unheard { region, unserved: 0, next: first, asked: None, looked: Instant::now() }
     }
 
     /// Looks if it is time to.
     ///
     /// # Errors
-    /// Nothing that was submitted can get its place any more.
+    /// Nothing that was or will be submitted can get its place any more.
     fn look(&mut self, producer: &mut Producer) -> Result<()> {
-        if self.looked.elapsed() < LOOK || producer.next_index() == self.next {
+        if self.looked.elapsed() < LOOK {
             return Ok(());
         }
         self.looked = Instant::now();
+        self.look_at_region()?;
+        if producer.next_index() == self.next {
+            return Ok(());
+        }
         let (index, since) = *self.asked.get_or_insert((producer.next_index() - 1, self.looked));
         let has_waited = since.elapsed() >= PATIENCE;
         let until = if has_waited { Instant::now() + LONG_LOOK } else { Instant::now() };
@@ -189,6 +203,15 @@ impl Unheard {
             Err(error) => return Err(error.into()),
         }
         Ok(())
+    }
+
+    /// As everybody does who waits: a region without its end is lost, one without its name only when nobody serves it.
+    fn look_at_region(&mut self) -> Result<(), RegionLost> {
+        self.region.check()?;
+        let file = self.region.file_state();
+        let is_served = || self.region.snapshot().sequencer.is_some_and(|party| party.alive);
+        self.unserved = if file == FileState::Here || is_served() { 0 } else { self.unserved + 1 };
+        if self.unserved < UNSERVED_LOOKS { Ok(()) } else { Err(RegionLost::Unserved { file }) }
     }
 }
 
