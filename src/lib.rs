@@ -109,7 +109,7 @@
 //! - A machine that starts anew leaves regions that are refused ([`AttachError::OtherBoot`]): there is no journal.
 //!
 //! A forked child neither keeps its parent's locks nor releases anything of its parent's: a handle that is used there
-//! is an error.
+//! is an error, that of an observer as well. What it writes into a [`Claim`] of its parent's stays in the child.
 //!
 //! # Digests
 //!
@@ -172,7 +172,7 @@ pub use event::{Command, Event, MemberChange};
 pub use fold::Corrupt;
 pub use name::{Name, NameError};
 pub use notify::{Notifier, Summons};
-pub use observer::{Observed, Observer};
+pub use observer::{Observed, Observer, ObserverError};
 pub use payload::payload_digest;
 pub use policy::WorkerPolicy;
 pub use process::NotKilled;

@@ -13,7 +13,7 @@ use crate::Digest;
 use crate::error::AttachError;
 use crate::event::{Command, Event};
 use crate::fold::{Corrupt, owners};
-use crate::fork::Alarm;
+use crate::fork::{self, Alarm};
 use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::file::RegionLost;
@@ -36,6 +36,22 @@ pub enum Observed<'a> {
         /// The first index that was not.
         to: Seq,
     },
+}
+
+/// An observer cannot go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ObserverError {
+    /// Something in the order or a lane cannot be. The observer stays where it is.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+    /// The region's file was shortened.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
+    /// This process is a forked child of the one that attached: the observer is the parent's. A child that is to look on
+    /// attaches an observer of its own, after an `exec` or to a region that it opened itself.
+    #[error("this observer was attached by the parent process, before a fork")]
+    Forked,
 }
 
 /// One who looks on: needs read rights only, gates nobody, and is told exactly which commands it missed.
@@ -118,11 +134,9 @@ impl Observer {
     /// What comes next, if there is something; never waits.
     ///
     /// # Errors
-    /// [`Corrupt`] for something in the order that cannot be.
-    pub fn poll(&mut self) -> Result<Option<Observed<'_>>, Corrupt> {
-        if self.alarm.is_raised() && self.region.check_if_hit().is_err() {
-            self.check()?;
-        }
+    /// [`ObserverError::Corrupt`] for something in the order that cannot be; the region is lost, or is the parent's.
+    pub fn poll(&mut self) -> Result<Option<Observed<'_>>, ObserverError> {
+        self.may_go_on()?;
         let found = self.find()?;
         Ok(match found {
             Found::Nothing => None,
@@ -143,7 +157,9 @@ impl Observer {
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
-    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Observed<'_>>, Corrupt> {
+    pub fn recv_deadline(&mut self, deadline: Instant) -> Result<Option<Observed<'_>>, ObserverError> {
+        // Before it announces its sleep: the bells are the parent's.
+        self.may_go_on()?;
         let mut idle = Idle::new(Wait::Park);
         while self.run.is_none() && !self.is_published() && !wait::is_over(Some(deadline)) {
             if !idle.step() {
@@ -152,27 +168,27 @@ impl Observer {
             if self.region.is_writable() {
                 let bell = &self.region.map().bells().workers;
                 if !wait::sleep(bell, FOR_WORK, Some(deadline), || self.is_published()) {
-                    self.check()?;
+                    self.region.check()?;
                 }
             } else {
                 // It cannot announce itself, so nobody wakes it.
                 let left = deadline.saturating_duration_since(Instant::now());
                 std::thread::sleep(left.min(UNHEARD));
-                self.check()?;
+                self.region.check()?;
             }
         }
         self.poll()
     }
 
-    /// Whether the region is whole.
+    /// Whether this process may use the observer, and the region is whole as far as is known.
+    #[inline(always)]
+    fn may_go_on(&self) -> Result<(), ObserverError> {
+        if self.alarm.is_raised() { self.check() } else { Ok(()) }
+    }
+
     #[cold]
-    fn check(&self) -> Result<(), Corrupt> {
-        match self.region.check() {
-            Err(RegionLost::Truncated { mapped, found }) => {
-                Err(Corrupt { seq: self.next, field: "length of the file", found, expected: mapped })
-            }
-            _ => Ok(()),
-        }
+    fn check(&self) -> Result<(), ObserverError> {
+        if fork::is_child() { Err(ObserverError::Forked) } else { Ok(self.region.check_if_hit()?) }
     }
 
     fn is_published(&self) -> bool {

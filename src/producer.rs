@@ -1,6 +1,6 @@
 //! [`Producer`]: claim room, fill it, queue the ticket.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::time::{Duration, Instant};
@@ -474,7 +474,7 @@ impl Producer {
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
         let (room, ahead) = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
-        Ok(Claim { producer: self, room, ahead, kind })
+        Ok(Claim::new(self, room, ahead, kind))
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room as long as it takes.
@@ -483,7 +483,7 @@ impl Producer {
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
         let (room, ahead) = self.waiting(None, |me| me.attempt_claim(len))?;
-        Ok(Claim { producer: self, room, ahead, kind })
+        Ok(Claim::new(self, room, ahead, kind))
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room until the deadline.
@@ -492,7 +492,7 @@ impl Producer {
     /// [`SubmitError`].
     pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
         let (room, ahead) = self.waiting(Some(at), |me| me.attempt_claim(len))?;
-        Ok(Claim { producer: self, room, ahead, kind })
+        Ok(Claim::new(self, room, ahead, kind))
     }
 
     /// Submits a command whose payload lies in its cell, if nothing stands against that; else nothing has happened, and
@@ -969,6 +969,10 @@ fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
 /// with whatever an earlier command left there.
 ///
 /// Dropping it gives the room back; nothing is submitted.
+///
+/// In a forked child a claim that its parent holds is of no use: what the child writes into it stays in the child, what it
+/// reads are zeroes at first, and [`commit`](Self::commit) is an error. That holds for what is asked for after the fork; a
+/// slice that was taken before it is of the lane, which is the parent's, and is not to be used in the child.
 #[derive(Debug)]
 #[must_use = "a claim that is dropped submits nothing"]
 pub struct Claim<'a> {
@@ -977,21 +981,42 @@ pub struct Claim<'a> {
     /// The producer's writer with the room reserved: it becomes the producer's own when the command is submitted.
     ahead: LaneWriter,
     kind: u16,
+    /// What a forked child of its owner gets instead of the room.
+    aside: OnceCell<Box<[u8]>>,
+}
+
+impl<'a> Claim<'a> {
+    fn new(producer: &'a mut Producer, room: Room, ahead: LaneWriter, kind: u16) -> Claim<'a> {
+        Claim { producer, room, ahead, kind, aside: OnceCell::new() }
+    }
 }
 
 impl Claim<'_> {
     /// Submits the command and returns its per-producer index.
     ///
     /// # Errors
-    /// [`SubmitError::Closed`]; nothing is submitted then.
+    /// [`SubmitError::Closed`], [`SubmitError::Lost`], [`SubmitError::Forked`]; nothing is submitted then.
     pub fn commit(self) -> Result<u64, SubmitError> {
-        let digest = self.producer.digests.of(&self);
-        let Claim { producer, room, ahead, kind } = self;
         // It may have been made before a fork.
-        producer.may_go_on()?;
+        self.producer.may_go_on()?;
+        let digest = self.producer.digests.of(&self);
+        let Claim { producer, room, ahead, kind, .. } = self;
         producer.writer = ahead;
         producer.writer.fill(producer.parts.lane(), &room, kind, digest);
         producer.queue().map(|range| range.start)
+    }
+}
+
+impl Claim<'_> {
+    /// Whether the room is that of the parent process, who goes on writing it.
+    #[inline(always)]
+    fn is_inherited(&self) -> bool {
+        self.producer.alarm.is_raised() && fork::is_child()
+    }
+
+    #[cold]
+    fn aside(&self) -> &[u8] {
+        self.aside.get_or_init(|| vec![0; self.room.len as usize].into_boxed_slice())
     }
 }
 
@@ -999,12 +1024,19 @@ impl Deref for Claim<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
+        if self.is_inherited() {
+            return self.aside();
+        }
         payload::read(self.producer.parts.lane().room(&self.room), self.room.len as usize)
     }
 }
 
 impl DerefMut for Claim<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
+        if self.is_inherited() {
+            self.aside();
+            return self.aside.get_mut().map_or(&mut [], |aside| &mut aside[..]);
+        }
         let Claim { producer, room, .. } = self;
         payload::room_mut(producer.parts.lane().room(room), room)
     }

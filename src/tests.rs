@@ -1916,6 +1916,7 @@ fn an_observer_that_finds_the_cursor_a_ring_behind_goes_by_the_ring() {
         words.set((order.offset / 8 + word) as usize, (1 << 40) + (word / 4 + 1) % 8 + 1);
     }
     let error = late[3].poll().unwrap_err();
+    let ObserverError::Corrupt(error) = error else { panic!("{error}") };
     assert_eq!((error.field, error.found), ("published run", runs - 9));
 }
 

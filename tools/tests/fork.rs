@@ -10,14 +10,15 @@ use std::env;
 use std::io::{self, Read, Write};
 use std::process::{Command, Stdio, exit};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::Running;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    Config, Event, JoinOptions, Region, Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError,
-    Worker, WorkerError,
+    Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, Sequencer, SequencerConfig,
+    SequencerError, SubmitError, WaitError, Worker, WorkerError,
 };
 
 const PART: &str = "SERIATIM_FORK_PART";
@@ -36,6 +37,8 @@ fn playing(part: &str) -> Command {
 #[test]
 fn handles_are_of_no_use_in_a_child_and_stay_whole_in_the_parent() {
     run("handles");
+    let folder = common::scratch();
+    run(&format!("handles {}", folder.path().join("region").display()));
 }
 
 #[test]
@@ -91,16 +94,23 @@ impl Drop for Orphans {
 #[test]
 fn part() {
     match env::var(PART).ok().as_deref() {
-        Some("handles") => use_handles(),
+        Some("handles") => use_handles(&Region::anonymous(&Config::new()).unwrap()),
         Some("batch") => fork_in_a_batch(),
-        Some(die) => fork_and_wait(die.strip_prefix("die ").unwrap()),
+        Some(other) => match other.split_once(' ').unwrap() {
+            ("handles", path) => {
+                use_handles(&Region::create(path, &Config::new()).unwrap());
+                assert_eq!(Region::attach(path).unwrap().file_state(), FileState::Here);
+            }
+            ("die", path) => fork_and_wait(path),
+            _ => panic!("no part {other:?}"),
+        },
         None => {}
     }
 }
 
-fn use_handles() {
+fn use_handles(region: &Region) {
     const COMMANDS: u64 = 100_000;
-    let region = Region::anonymous(&Config::new()).unwrap();
+    let region = region.clone();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let by_hand = JoinOptions::new().timeout(common::ANSWER).release_by_hand(true);
     let mut worker = Worker::join_with(&region, "w", &by_hand).unwrap();
@@ -110,17 +120,27 @@ fn use_handles() {
     let cursor = || region.snapshot().workers[0].next;
     let before = cursor();
     let mut claiming = common::attach(&region, "claiming");
-    let claim = claiming.claim(0, 5).unwrap();
+    let mut claim = claiming.claim(0, 5).unwrap();
+    claim.copy_from_slice(b"mine!");
+    let mut observer = Observer::attach(&region).unwrap();
     let mut driven = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
     // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
     // the allocator, which the C library keeps usable across forks.
     match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
+            // In its own memory, which it finds empty, and the parent does not find.
+            let was_empty = claim[..] == [0; 5];
+            claim.copy_from_slice(b"yours");
+            let is_its_own = was_empty && claim[..] == *b"yours";
             let committed = claim.commit();
+            let soon = Instant::now() + Duration::from_millis(1);
             let forked = matches!(producer.try_submit(0, b"x"), Err(SubmitError::Forked))
                 && matches!(producer.submit(0, b"x"), Err(SubmitError::Forked))
                 && matches!(producer.wait_sequenced(0), Err(WaitError::Forked))
+                && is_its_own
                 && matches!(committed, Err(SubmitError::Forked))
+                && matches!(observer.poll(), Err(ObserverError::Forked))
+                && matches!(observer.recv_deadline(soon), Err(ObserverError::Forked))
                 && matches!(worker.poll(), Err(WorkerError::Forked))
                 && matches!(worker.recv(), Err(WorkerError::Forked))
                 && {
@@ -129,13 +149,15 @@ fn use_handles() {
                 }
                 && matches!(driven.poll(16), Err(SequencerError::Forked))
                 && matches!(sequencer.close(), Err(SequencerError::Forked));
-            drop((producer, worker, claiming, driven, region));
+            drop((producer, worker, claiming, observer, driven, region));
             exit(i32::from(!forked));
         }
         ForkResult::Parent { child } => {
             assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "the child's handles");
+            assert_eq!(claim[..], *b"mine!", "the child wrote into the parent's lane");
             drop(claim);
             assert_eq!(cursor(), before);
+            observer.poll().unwrap();
             driven.poll(16).unwrap();
             let submitting = thread::spawn(move || {
                 for n in 0..COMMANDS {

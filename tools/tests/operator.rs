@@ -518,7 +518,7 @@ fn nobody_dies_by_a_signal_when_a_region_is_truncated() {
         for party in [sequencer, standby, busy, slow, submit] {
             says(&party.end(), &parts);
         }
-        says(&tail.end(), &["length of the file", &sizes[0], &sizes[1]]);
+        says(&tail.end(), &["region truncated", &sizes[0], &sizes[1]]);
         assert_eq!(run(&["inspect", &region]).code, Some(if share == 0 { 2 } else { 1 }));
     }
 }
