@@ -198,6 +198,17 @@ pub enum HeaderError {
         /// This build's version.
         supported: u32,
     },
+    /// It was made on a machine that stores the bytes of its numbers the other way round.
+    #[error(
+        "region of a machine with the other byte order: its mark is {found:#010x}, expected {expected:#010x}; use it \
+         on a machine like the one that made it"
+    )]
+    ByteOrder {
+        /// The file's mark, as this machine reads it.
+        found: u32,
+        /// What it is where this build can use the region.
+        expected: u32,
+    },
     /// A field has a value that it cannot have.
     #[error("damaged header: {field} is {found}, expected {expected}")]
     Field {
@@ -211,6 +222,14 @@ pub enum HeaderError {
     /// A number of the geometry is out of range.
     #[error("damaged header: {0}")]
     Geometry(#[from] ConfigError),
+}
+
+impl HeaderError {
+    /// Whether it is a region of this build's kind that is damaged, rather than something that another one made.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, HeaderError::Field { .. } | HeaderError::Geometry(_))
+    }
 }
 
 /// A region could not be opened, or a party not attached.

@@ -3,6 +3,9 @@
 //! A pid may belong to another process by the time that it is used. So a party leaves its start time beside its
 //! pid, and nothing is done to a process before both agree. The pidfd is opened between two looks at the start
 //! time: if both find the one that is meant, the descriptor is of that one, and stays so.
+//!
+//! A pid is of a pid namespace, and `/proc` may be of another one: then nobody says when he started, and nobody is looked
+//! for. One of another namespace whose pid is taken here, too, has another start time than who has it here.
 
 use std::fmt;
 use std::fs::File;
@@ -38,6 +41,17 @@ pub enum NotKilled {
         /// When the one started that has the pid now.
         found: u64,
     },
+    /// It did not leave its start time beside its pid: it is in another pid namespace, and the pid is another's here, or
+    /// it was about to leave.
+    Unknown {
+        /// The pid.
+        pid: u32,
+    },
+    /// `/proc` tells of another pid namespace than the one in which this process is: whose pid it is cannot be told.
+    Unseen {
+        /// The pid.
+        pid: u32,
+    },
     /// It is the process that was to kill it.
     Itself {
         /// The pid.
@@ -59,6 +73,12 @@ impl fmt::Display for NotKilled {
             NotKilled::Other { pid, expected, found } => {
                 write!(f, "pid {pid} is another process now: it started at tick {found}, not at {expected}")
             }
+            NotKilled::Unknown { pid } => {
+                write!(f, "it left pid {pid} without a start time, as one does in another pid namespace")
+            }
+            NotKilled::Unseen { pid } => {
+                write!(f, "whose pid {pid} is cannot be told here: /proc is of another pid namespace")
+            }
             NotKilled::Itself { pid } => write!(f, "pid {pid} is this process"),
             NotKilled::Refused { pid, source } => write!(f, "cannot kill pid {pid}: {source}"),
         }
@@ -71,7 +91,8 @@ impl Process {
     /// This process.
     pub(crate) fn this() -> Process {
         let pid = std::process::id();
-        Process { pid, started: sys::start_time_of(pid).unwrap_or(0) }
+        let started = sys::sees_its_namespace().then(|| sys::start_time_of(pid)).flatten();
+        Process { pid, started: started.unwrap_or(0) }
     }
 
     /// Whether it is a process of this pid namespace, and there.
@@ -84,11 +105,21 @@ impl Process {
         self.is_there() && sys::is_ending(self.pid) == Some(false)
     }
 
+    /// The CPU on which its first thread ran last; `None` if it is not there.
+    pub(crate) fn last_cpu(self) -> Option<u64> {
+        // Another one may get its pid between the two looks: then the number is another's, once.
+        self.is_there().then(|| sys::last_cpu_of(self.pid)).flatten()
+    }
+
     fn check(self) -> Result<(), NotKilled> {
         let Process { pid, started: expected } = self;
+        if !sys::sees_its_namespace() {
+            return Err(NotKilled::Unseen { pid });
+        }
         match sys::start_time_of(pid) {
             // 0 is what one left that did not know.
-            Some(found) if found == expected && found != 0 => Ok(()),
+            _ if expected == 0 => Err(NotKilled::Unknown { pid }),
+            Some(found) if found == expected => Ok(()),
             Some(found) => Err(NotKilled::Other { pid, expected, found }),
             None => Err(NotKilled::Gone { pid }),
         }
@@ -159,13 +190,10 @@ mod tests {
     #[test]
     fn another_with_its_pid_is_left_alone() {
         let (mut child, process) = child();
-        for started in [process.started + 1, 0] {
-            let refused = Process { started, ..process }.kill().unwrap_err();
-            assert!(
-                matches!(refused, NotKilled::Other { found, .. } if found == process.started),
-                "{refused}"
-            );
-        }
+        let another = Process { started: process.started + 1, ..process }.kill().unwrap_err();
+        assert!(matches!(another, NotKilled::Other { found, .. } if found == process.started), "{another}");
+        let unknown = Process { started: 0, ..process }.kill().unwrap_err();
+        assert!(matches!(unknown, NotKilled::Unknown { .. }), "{unknown}");
         // It ends by itself, at the end of its input.
         drop(child.stdin.take());
         assert!(child.wait().unwrap().success());

@@ -272,12 +272,29 @@ fn file_system(file: &File) -> io::Result<libc::statfs> {
     Ok(unsafe { stat.assume_init() })
 }
 
+/// Whether `/proc` tells of the pid namespace in which this process is. Else its numbers are those of others: after
+/// `unshare --pid` without a mount of its own, say.
+pub(crate) fn sees_its_namespace() -> bool {
+    let this = std::fs::read_link("/proc/self").ok();
+    this.and_then(|this| this.to_str()?.parse().ok()) == Some(std::process::id())
+}
+
 /// The kernel's start time of a process, in its ticks since boot; `None` if there is no such process here.
 pub(crate) fn start_time_of(pid: u32) -> Option<u64> {
+    stat_field(pid, 22)
+}
+
+/// The CPU on which the first thread of a process ran last; `None` if there is no such process here.
+pub(crate) fn last_cpu_of(pid: u32) -> Option<u64> {
+    stat_field(pid, 39)
+}
+
+/// A number in what the kernel says of a process, by its place there as the kernel counts, from 1 on.
+fn stat_field(pid: u32, place: usize) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field, the name, may hold spaces and brackets: count from its end.
     let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(19)?.parse().ok()
+    after_name.split_whitespace().nth(place - 3)?.parse().ok()
 }
 
 /// Whether a process is about to end: it has been killed, or is being taken apart; `None` if there is none.
@@ -293,10 +310,7 @@ pub(crate) fn is_ending(pid: u32) -> Option<bool> {
         return Some(true);
     }
     // After the signals: it is dying from the one look to the other, or not at all yet.
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let flags: u64 = after_name.split_whitespace().nth(6)?.parse().ok()?;
-    Some(flags & EXITING != 0)
+    Some(stat_field(pid, 9)? & EXITING != 0)
 }
 
 /// A descriptor that stays that of the process that has this pid now.

@@ -100,6 +100,9 @@ impl Identity {
         let same = |field, found: u64, expected: u64| {
             (found == expected).then_some(()).ok_or(HeaderError::Field { field, found, expected })
         };
+        if u32_at(12) == ORDER_MARK.swap_bytes() {
+            return Err(HeaderError::ByteOrder { found: u32_at(12), expected: ORDER_MARK });
+        }
         same("byte order mark", u32_at(12).into(), ORDER_MARK.into())?;
         let version = u32_at(8);
         if version != VERSION {

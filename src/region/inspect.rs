@@ -8,7 +8,7 @@ use super::header::{HEADER_BYTES, Identity, Uuid};
 use super::layout::Section;
 use super::placement::{self, PartPlacement};
 use super::{memory, open_file};
-use crate::error::{AttachError, HeaderError};
+use crate::error::AttachError;
 use crate::sys;
 
 /// What a file says of itself, and what is wrong with it.
@@ -69,10 +69,8 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
             inspection.huge_bytes = memory::huge_bytes_of(&file, layout);
             inspection.placement = placement::of(&file, layout);
         }
-        Err(source @ (HeaderError::NotARegion { .. } | HeaderError::Version { .. })) => {
-            return Err(AttachError::Header { path, source });
-        }
-        Err(damage) => inspection.problems.push(damage.to_string()),
+        Err(damage) if damage.is_damage() => inspection.problems.push(damage.to_string()),
+        Err(source) => return Err(AttachError::Header { path, source }),
     }
     if is_blank_after_header(&file) {
         inspection.problems.push("nothing but zeroes follows the header".into());

@@ -62,6 +62,9 @@ pub struct PartyStatus {
     pub suspect: bool,
     /// Whether it has the region locked in memory; `None` if it is dead, or the kernel does not tell.
     pub locked: Option<bool>,
+    /// The CPU on which its process's first thread ran last, by the kernel's number; `None` if it is dead, or the kernel
+    /// does not tell.
+    pub cpu: Option<u64>,
 }
 
 /// A producer's lane.
@@ -226,7 +229,8 @@ impl Region {
         // A time that is still to come is that of another clock, and says nothing for it.
         let is_late = age(looked).is_none_or(|age| age >= SUSPECT);
         let suspect = alive && has_work && is_late;
-        let locked = if alive { self.is_locked_by(self.sequencer_process()) } else { None };
+        let process = self.sequencer_process();
+        let locked = if alive { self.is_locked_by(process) } else { None };
         PartyStatus {
             name: String::new(),
             pid: self.sequencer_pid(),
@@ -234,6 +238,7 @@ impl Region {
             attached: alive,
             suspect,
             locked,
+            cpu: if alive { process.last_cpu() } else { None },
         }
     }
 
@@ -256,7 +261,8 @@ impl Region {
         let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
         let alive = self.is_alive(role);
         let locked = if alive { self.is_locked_by(process) } else { None };
-        PartyStatus { name: name.to_string(), pid, alive, attached, suspect: false, locked }
+        let cpu = if alive { process.last_cpu() } else { None };
+        PartyStatus { name: name.to_string(), pid, alive, attached, suspect: false, locked, cpu }
     }
 
     fn producer_status(&self, lane: u16, has_tickets: bool) -> Option<ProducerStatus> {

@@ -184,9 +184,15 @@ pub(crate) struct PartyReport {
     pub(crate) suspect: bool,
     /// It has the region locked in memory; none if it is gone or the kernel does not tell.
     pub(crate) locked: Option<bool>,
+    /// The CPU on which its process ran last, likewise.
+    pub(crate) cpu: Option<u64>,
 }
 
 impl PartyReport {
+    pub(crate) fn cpu(&self) -> String {
+        self.cpu.map_or("-".into(), |cpu| cpu.to_string())
+    }
+
     pub(crate) fn life(&self) -> &'static str {
         match self {
             PartyReport { alive: false, .. } => "gone",
@@ -205,6 +211,7 @@ impl From<&PartyStatus> for PartyReport {
             attached: party.attached,
             suspect: party.suspect,
             locked: party.locked,
+            cpu: party.cpu,
         }
     }
 }

@@ -742,6 +742,25 @@ fn a_header_that_is_cut_or_of_another_version_is_refused() {
 }
 
 #[test]
+fn a_region_of_the_other_byte_order_is_refused_as_that() {
+    let folder = scratch();
+    let region = create(&folder, "region", &[]);
+    let mut bytes = fs::read(&region).unwrap();
+    // As another machine writes them: its version lies there the other way round as well.
+    bytes[8..12].reverse();
+    bytes[12..16].reverse();
+    let path = folder.path().join("swapped");
+    fs::write(&path, &bytes).unwrap();
+    refused_untouched(&path, &["the other byte order", "0x04030201", "expected 0x01020304"]);
+    // What is neither the one nor the other is damage.
+    bytes[12] = 9;
+    fs::write(&path, &bytes).unwrap();
+    run(&["stat", path.to_str().unwrap()])
+        .with(2)
+        .saying(&["damaged header: byte order mark is", "expected 16909060"]);
+}
+
+#[test]
 fn a_damaged_header_is_refused_by_all_but_inspect() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);

@@ -5,7 +5,7 @@ mod common;
 mod engine;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -20,7 +20,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use seriatim::{
     Config, Event, Full, HeldBy, JoinOptions, Producer, Region, Sequencer, SequencerConfig, SubmitError,
-    Worker,
+    Worker, affinity,
 };
 use tempfile::TempDir;
 
@@ -287,6 +287,69 @@ fn stat_tells_the_living_the_suspect_and_the_dead_and_what_happened_so_far() {
     sequencer.signal(Signal::SIGCONT);
     sequencer.stop().with(0);
     held.end().with(0);
+}
+
+/// With the CPU on which it ran last, and to whoever waits for it.
+#[test]
+fn a_submitter_that_waits_for_room_is_told_for_whom() {
+    let cpus = affinity::allowed();
+    if !can_run_with(&["taskset", "-c", &cpus[0].to_string()]) {
+        return println!("skipped: no taskset");
+    }
+    for cpu in cpus.iter().take(2) {
+        let folder = scratch();
+        let region = create(&folder, "region", &["--lane-cells", "64", "--workers", "1"]);
+        let mut sequencer = sequence(&region);
+        let mut pinned = Command::new("taskset");
+        pinned.args([
+            "-c",
+            &cpu.to_string(),
+            env!("CARGO_BIN_EXE_seriatim"),
+            "worker",
+            &region,
+            "--name",
+            "held",
+        ]);
+        let mut held = Running::start(pinned.stdin(Stdio::null()));
+        await_join(&region, "held");
+        held.signal(Signal::SIGSTOP);
+        eventually("all its threads are stopped", || is_stopped(held.pid()));
+        let (said, mut submit) = submitter_that_tells(&folder, &region);
+        submit.feed("line\n".repeat(200).as_bytes());
+        let read = || fs::read_to_string(&said).unwrap();
+        eventually("it says that it waits", || read().contains("still waiting for room"));
+        let who = format!("worker \"held\" (slot 0, pid {}) is", held.pid());
+        assert!(read().contains(&format!("still waiting for room: {who} ")), "{}", read());
+        let status = stat(&region);
+        let (by, its) = (&status["held_by"], row(&status, "workers", "held"));
+        assert_eq!((&by["cpu"], &its["cpu"]), (&(*cpu).into(), &(*cpu).into()), "{status}");
+        assert!(by["text"].as_str().unwrap().ends_with(&format!("ran last on CPU {cpu}")), "{status}");
+        assert!(status["sequencer"]["cpu"].is_u64(), "{status}");
+        let text = run(&["stat", &region]).with(0).out;
+        assert!(text.contains(&format!("behind, ran last on CPU {cpu}, has not moved for")), "{text}");
+        // Who is gone ran nowhere.
+        sequencer.signal(Signal::SIGKILL);
+        sequencer.end();
+        assert_eq!(stat(&region)["sequencer"]["cpu"], Value::Null);
+        let sequencer = sequence(&region);
+        held.signal(Signal::SIGCONT);
+        submit.end().with(0);
+        sequencer.stop().with(0);
+        held.end().with(0);
+    }
+}
+
+/// A submitter that reads its standard input, and the file in which it complains, to be read while it runs.
+fn submitter_that_tells(folder: &TempDir, region: &str) -> (PathBuf, Running) {
+    let said = folder.path().join("said");
+    let submit = seriatim(&["submit", region]);
+    let script = format!("exec \"$0\" \"$@\" 2> {}", said.display());
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &script]).arg(submit.get_program()).args(submit.get_args());
+    let submit = Running::start(shell.stdin(Stdio::piped()));
+    // Until the shell has made it.
+    eventually("it runs", || said.exists());
+    (said, submit)
 }
 
 #[test]
@@ -780,12 +843,7 @@ fn a_submitter_says_that_nobody_serves_and_goes_on_when_somebody_does() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);
     let mut sequencer = sequence(&region);
-    let said = folder.path().join("said");
-    let submit = seriatim(&["submit", &region]);
-    let script = format!("exec \"$0\" \"$@\" 2> {}", said.display());
-    let mut shell = Command::new("sh");
-    shell.args(["-c", &script]).arg(submit.get_program()).args(submit.get_args());
-    let mut submit = Running::start(shell.stdin(Stdio::piped()));
+    let (said, mut submit) = submitter_that_tells(&folder, &region);
     submit.feed(b"one\n");
     eventually("it is in the order", || stat(&region)["producers"][0]["next"] == 1);
     sequencer.signal(Signal::SIGKILL);
@@ -849,29 +907,33 @@ fn nothing_is_overwritten_or_lost_by_producers_that_stop_at_any_moment() {
 /// Each party runs with every other futex call returning at once, done or not: waits end early, wake-ups are lost.
 #[test]
 fn futex_calls_that_return_early_or_do_nothing_change_nothing() {
-    let strace = ["-f", "-qq", "-o", "/dev/null", "-e", "inject=futex:retval=0:when=1+2"];
-    let injected = |args: &[&str]| {
+    let folder = scratch();
+    let trace = |of: &str| folder.path().join(format!("trace-{of}"));
+    let injected = |of: &str, args: &[&str]| {
         let mut command = Command::new("strace");
-        command.args(strace).arg(env!("CARGO_BIN_EXE_seriatim")).args(args).stdin(Stdio::null());
+        command.args(["-f", "-qq", "-e", "trace=futex", "-e", "inject=futex:retval=0:when=1+2", "-o"]);
+        command.arg(trace(of)).arg(env!("CARGO_BIN_EXE_seriatim")).args(args).stdin(Stdio::null());
         command
     };
-    if !injected(&["--version"]).output().is_ok_and(|output| output.status.success()) {
+    if !injected("", &["--version"]).output().is_ok_and(|output| output.status.success()) {
         return println!("skipped: no strace, or it may not trace");
     }
-    let folder = scratch();
     let region = create(&folder, "region", &["--lane-cells", "16", "--slots", "8", "--workers", "2"]);
-    let mut sequencer = Running::start(&mut injected(&["sequence", &region]));
+    let mut sequencer = Running::start(&mut injected("sequencer", &["sequence", &region]));
     assert!(sequencer.line().starts_with("serving"));
     let outs = ["x", "y"].map(|name| folder.path().join(name).display().to_string());
     let workers = outs.clone().map(|out| {
         let name = Path::new(&out).file_name().unwrap().to_str().unwrap();
-        let worker =
-            Running::start(&mut injected(&["worker", &region, "--name", name, "--out", &out, "--digest"]));
+        let worker = Running::start(&mut injected(
+            name,
+            &["worker", &region, "--name", name, "--out", &out, "--digest"],
+        ));
         eventually("it joins", || row(&stat(&region), "workers", name)["attached"] == true);
         worker
     });
     let count = if long() { 20_000 } else { 300 };
-    let mut submit = Running::start(injected(&["submit", &region, "--batch", "3"]).stdin(Stdio::piped()));
+    let mut submit = injected("producer", &["submit", &region, "--batch", "3"]);
+    let mut submit = Running::start(submit.stdin(Stdio::piped()));
     let sent: Vec<String> = (0..count).map(|n| format!("line {n}")).collect();
     // With pauses in which everybody comes to sleep.
     for lines in sent.chunks(sent.len() / 10) {
@@ -883,6 +945,13 @@ fn futex_calls_that_return_early_or_do_nothing_change_nothing() {
     kill(Pid::from_raw(pid as i32), Signal::SIGTERM).unwrap();
     sequencer.end().with(0);
     let ends = workers.map(|worker| worker.end().with(0).err);
+    // Everybody had calls that did nothing.
+    for of in ["sequencer", "x", "y", "producer"] {
+        let trace = fs::read_to_string(trace(of)).unwrap();
+        let (calls, injected) = (trace.matches("futex(").count(), trace.matches("(INJECTED)").count());
+        println!("{of}: {injected} of {calls} futex calls did nothing");
+        assert!(injected > 0, "{of}: {trace}");
+    }
     let place = |end: &str| end.split_once(": ").map(|(_, place)| place.to_string());
     assert_eq!(place(&ends[0]), place(&ends[1]));
     for out in outs {
@@ -898,7 +967,8 @@ fn futex_calls_that_return_early_or_do_nothing_change_nothing() {
 
 // ---- more threads than cores ------------------------------------------------------------------------------
 
-/// Ping-pong between two producers and two workers, in one process: how long a round takes.
+/// Ping-pong between two producers and two workers, in one process: how long a round takes, and how often the processor
+/// goes from one to another meanwhile.
 fn ping() {
     let rounds = if long() { 100_000 } else { 1_000u64 };
     let region = Region::anonymous(&Config::new().producers(2).workers(2)).unwrap();
@@ -909,7 +979,11 @@ fn ping() {
             (me, worker, attach(&region, &format!("p{me}")))
         })
         .collect();
-    let started = Instant::now();
+    let switches = || {
+        let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
+        usage.voluntary_context_switches() + usage.involuntary_context_switches()
+    };
+    let (started, before) = (Instant::now(), switches());
     thread::scope(|scope| {
         for (me, worker, producer) in &mut parties {
             scope.spawn(move || {
@@ -927,7 +1001,11 @@ fn ping() {
             });
         }
     });
-    println!("\n{rounds} rounds in {:?}, {:?} each", started.elapsed(), started.elapsed() / rounds as u32);
+    let (time, switches) = (started.elapsed(), (switches() - before) as f64 / rounds as f64);
+    println!(
+        "\n{rounds} rounds in {time:?}, {:?} each\nswitches a round: {switches:.2}",
+        time / rounds as u32
+    );
     drop(parties);
     sequencer.stop().unwrap();
 }
@@ -936,6 +1014,7 @@ fn ping() {
 fn ping_pong_on_one_core_goes_on() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);
+    let mut switches = Vec::new();
     for with in [&[][..], &["taskset", "-c", "0"]] {
         if !with.is_empty() && !can_run_with(with) {
             println!("skipped: no taskset, or CPU 0 is not ours");
@@ -944,5 +1023,12 @@ fn ping_pong_on_one_core_goes_on() {
         let ended = play("ping", &region, with).end().with(0);
         let said = ended.out.lines().find(|line| line.contains("rounds in")).map(String::from);
         println!("{with:?}: {}", said.unwrap_or_else(|| panic!("{ended:?}")));
+        let a_round = ended.out.lines().find_map(|line| line.strip_prefix("switches a round: ")).unwrap();
+        switches.push(a_round.parse::<f64>().unwrap());
+    }
+    println!("switches a round, on all CPUs and on one: {switches:?}");
+    // In switches, for the time is the machine's: who waits gives way, and not again and again.
+    if let [all, one] = switches[..] {
+        assert!(one < 20.0 * (all + 1.0), "{one} switches a round on one core, {all} on all");
     }
 }

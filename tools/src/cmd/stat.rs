@@ -24,7 +24,8 @@ Examples:
 Rates need two looks, so only --watch has them. A party is `alive` as long as the kernel keeps its lock, be it
 running or stopped, and `suspect` if it lives, has something to do and has not moved for a second. STUCK is for how
 long a worker has had something to do and has not moved, as the sequencer saw it; FULL for how long a producer has
-found no room. `held up by` names who keeps others waiting, if anybody waits.";
+found no room. CPU is where a party's process (its first thread) ran last. `held up by` names who keeps others waiting,
+if anybody waits.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -126,6 +127,8 @@ struct Culprit {
     name: Option<String>,
     slot: Option<u16>,
     pid: Option<u32>,
+    /// The CPU on which it ran last.
+    cpu: Option<u64>,
     /// Where it is, and how many commands that is behind.
     next: Option<u64>,
     lag: Option<u64>,
@@ -193,7 +196,7 @@ impl StatReport {
             },
             tickets_waiting: snapshot.tickets_waiting,
             gate: slowest.map(|worker| worker.party.name.clone()),
-            held_by: snapshot.held_by.map(|by| Culprit::new(&by, &snapshot.workers)),
+            held_by: snapshot.held_by.map(|by| Culprit::new(&by, snapshot)),
             living: parties(snapshot).filter(|party| party.alive).count(),
             suspect: parties(snapshot).filter(|party| party.suspect).count(),
             gone: parties(snapshot).filter(|party| !party.alive).count(),
@@ -239,12 +242,13 @@ fn deaths(snapshot: &Snapshot) -> u64 {
 }
 
 impl Culprit {
-    fn new(by: &HeldBy, workers: &[WorkerStatus]) -> Culprit {
+    fn new(by: &HeldBy, snapshot: &Snapshot) -> Culprit {
         let mut culprit = Culprit {
             what: "no worker",
             name: None,
             slot: None,
             pid: None,
+            cpu: None,
             next: None,
             lag: None,
             stuck_s: None,
@@ -255,14 +259,21 @@ impl Culprit {
                 culprit.what = "worker";
                 (culprit.name, culprit.slot) = (Some(name.to_string()), Some(*slot));
                 (culprit.pid, culprit.lag) = (Some(*pid), Some(*lag));
-                if let Some(status) = workers.iter().find(|worker| worker.slot == *slot) {
+                if let Some(status) = snapshot.workers.iter().find(|worker| worker.slot == *slot) {
+                    culprit.cpu = status.party.cpu;
                     culprit.next = Some(status.next.get());
                     culprit.stuck_s = Some(status.stuck_for.as_secs_f64());
                 }
             }
-            HeldBy::Sequencer { pid } => (culprit.what, culprit.pid) = ("sequencer", Some(*pid)),
+            HeldBy::Sequencer { pid } => {
+                (culprit.what, culprit.pid) = ("sequencer", Some(*pid));
+                culprit.cpu = snapshot.sequencer.as_ref().and_then(|party| party.cpu);
+            }
             HeldBy::NoSequencer => culprit.what = "no sequencer",
             _ => {}
+        }
+        if let Some(cpu) = culprit.cpu {
+            culprit.text += &format!(", ran last on CPU {cpu}");
         }
         culprit
     }
@@ -359,11 +370,12 @@ impl StatReport {
         parties.filter(|(_, party)| party.locked == Some(true)).map(|(name, _)| name).collect()
     }
 
-    fn producer_table(&self) -> Table<8> {
+    fn producer_table(&self) -> Table<9> {
         let mut table = Table::new([
             ("PRODUCER", Align::Left),
             ("NUMBER", Align::Right),
             ("PID", Align::Right),
+            ("CPU", Align::Right),
             ("LIFE", Align::Left),
             ("NEXT", Align::Right),
             ("RELEASED", Align::Right),
@@ -375,6 +387,7 @@ impl StatReport {
                 row.party.name.clone(),
                 row.number.to_string(),
                 row.party.pid.to_string(),
+                row.party.cpu(),
                 if row.fenced { "fenced" } else { row.party.life() }.to_string(),
                 row.next.to_string(),
                 row.released.to_string(),
@@ -385,11 +398,12 @@ impl StatReport {
         table
     }
 
-    fn worker_table(&self) -> Table<10> {
+    fn worker_table(&self) -> Table<11> {
         let mut table = Table::new([
             ("WORKER", Align::Left),
             ("NUMBER", Align::Right),
             ("PID", Align::Right),
+            ("CPU", Align::Right),
             ("LIFE", Align::Left),
             ("NEXT", Align::Right),
             ("LAG", Align::Right),
@@ -403,6 +417,7 @@ impl StatReport {
                 row.party.name.clone(),
                 row.number.to_string(),
                 row.party.pid.to_string(),
+                row.party.cpu(),
                 row.party.life().to_string(),
                 row.next.to_string(),
                 row.lag.to_string(),

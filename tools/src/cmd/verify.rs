@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{AttachError, HeaderError, Region, Verification};
+use seriatim::{AttachError, Region, Verification};
 
 use crate::Outcome;
 use crate::open;
@@ -62,9 +62,7 @@ fn look(path: String, region: &Region) -> VerifyReport {
 /// Whether it is a region that does not hold together, rather than none.
 fn is_damage(error: &AttachError) -> bool {
     match error {
-        AttachError::Header { source, .. } => {
-            !matches!(source, HeaderError::NotARegion { .. } | HeaderError::Version { .. })
-        }
+        AttachError::Header { source, .. } => source.is_damage(),
         AttachError::Length { .. } => true,
         _ => false,
     }
