@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::sys;
+use crate::wait::Wait;
 
 /// A thread could not be pinned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -92,9 +94,8 @@ pub fn pin(cpu: usize) -> Result<(), PinError> {
     pinned.retain(|&thread, _| Path::new("/proc/self/task").join(thread.to_string()).exists());
     pinned.insert(sys::thread_id(), cpu);
     let others = pinned.iter().filter(|&(&thread, _)| thread != sys::thread_id()).map(|(_, &other)| other);
-    let others = others.chain(pinned_elsewhere());
-    if let Some(other) = others.into_iter().find(|&other| share_a_core(cpu, other)) {
-        tracing::warn!("{}", Clash(cpu, other));
+    if let Some(clash) = clash_in(Path::new(TOPOLOGY), cpu, others.chain(pinned_elsewhere())) {
+        tracing::warn!("{clash}");
     }
     Ok(())
 }
@@ -161,8 +162,101 @@ fn only_cpu(thread: &Path) -> Option<usize> {
 /// Whether two CPUs are one, or siblings that share a core.
 #[must_use]
 pub fn share_a_core(one: usize, other: usize) -> bool {
-    let siblings = format!("/sys/devices/system/cpu/cpu{one}/topology/thread_siblings_list");
+    share_a_core_in(Path::new(TOPOLOGY), one, other)
+}
+
+/// Where the kernel tells of its CPUs.
+const TOPOLOGY: &str = "/sys/devices/system/cpu";
+
+fn share_a_core_in(topology: &Path, one: usize, other: usize) -> bool {
+    let siblings = topology.join(format!("cpu{one}/topology/thread_siblings_list"));
     one == other || fs::read_to_string(siblings).is_ok_and(|list| parse(&list).contains(&other))
+}
+
+/// The first of others' pins that a pin to `cpu` clashes with.
+fn clash_in(topology: &Path, cpu: usize, others: impl IntoIterator<Item = usize>) -> Option<Clash> {
+    let other = others.into_iter().find(|&other| share_a_core_in(topology, cpu, other))?;
+    Some(Clash(cpu, other))
+}
+
+/// Parties of this process that spin.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts as a party that spins for as long as it is there.
+#[derive(Debug)]
+pub(crate) struct Spinning(());
+
+impl Spinning {
+    /// For a party that waits like this. Says so if it is the first that has no CPU for itself.
+    pub(crate) fn of(wait: Wait) -> Option<Spinning> {
+        if wait != Wait::Spin {
+            return None;
+        }
+        // Relaxed: a count, and nothing that it would hand over.
+        let parties = SPINNING.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_new = Crowd::of(parties - 1).is_none();
+        if let Some(crowd) = Crowd::of(parties).filter(|_| is_new) {
+            tracing::warn!("{crowd}");
+        }
+        Some(Spinning(()))
+    }
+}
+
+impl Drop for Spinning {
+    fn drop(&mut self) {
+        SPINNING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is said of parties that spin and have no CPU each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Crowd {
+    /// Parties that spin.
+    pub parties: usize,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+}
+
+impl Crowd {
+    /// Whether so many parties are too many to spin: they have no CPU each, or it is the only one there is, so that
+    /// nobody whom they wait for could run beside them.
+    ///
+    /// ```
+    /// use seriatim::affinity::{Crowd, allowed};
+    ///
+    /// assert_eq!(Crowd::of(0), None);
+    /// assert!(Crowd::of(allowed().len() + 1).is_some());
+    /// ```
+    #[must_use]
+    pub fn of(parties: usize) -> Option<Crowd> {
+        let cpus = ORIGINAL.get().map_or_else(|| allowed().len(), Vec::len);
+        Crowd { parties, cpus }.if_crowded()
+    }
+
+    fn if_crowded(self) -> Option<Crowd> {
+        let Crowd { parties, cpus } = self;
+        // No CPU at all is what the kernel did not tell.
+        (cpus > 0 && (parties > cpus || (parties == 1 && cpus == 1))).then_some(self)
+    }
+}
+
+impl fmt::Display for Crowd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Crowd { parties, cpus } = self;
+        match (parties, cpus) {
+            (1, _) => write!(
+                f,
+                "a party spins on the only CPU that this process may use: whoever else is to run there waits until its \
+                 time is up; park or yield"
+            ),
+            _ => write!(
+                f,
+                "{parties} parties spin, and this process may use {cpus} CPUs: they wait for each other until their \
+                 time is up; park or yield"
+            ),
+        }
+    }
 }
 
 /// What is said of two pins to one core.
@@ -254,5 +348,33 @@ mod tests {
     fn a_cpu_shares_its_core_with_itself_and_not_with_one_that_is_not_there() {
         assert!(share_a_core(0, 0) && share_a_core(9999, 9999));
         assert!(!share_a_core(0, 9999));
+    }
+
+    #[test]
+    fn who_spins_without_a_cpu_for_itself_is_one_too_many() {
+        let is_crowded = |parties, cpus| Crowd { parties, cpus }.if_crowded().is_some();
+        assert!(is_crowded(1, 1) && is_crowded(2, 1) && is_crowded(3, 2));
+        assert!(!is_crowded(0, 1) && !is_crowded(1, 2) && !is_crowded(2, 2) && !is_crowded(5, 0));
+        let text = Crowd { parties: 7, cpus: 2 }.to_string();
+        assert!(text.contains("7 parties spin") && text.contains("2 CPUs"), "{text}");
+    }
+
+    #[test]
+    fn siblings_are_found_and_named() {
+        let folder = tempfile::tempdir().unwrap();
+        for (cpu, siblings) in [(0, "0,4\n"), (4, "0,4\n"), (1, "1-2\n"), (2, "1-2\n")] {
+            let topology = folder.path().join(format!("cpu{cpu}/topology"));
+            fs::create_dir_all(&topology).unwrap();
+            fs::write(topology.join("thread_siblings_list"), siblings).unwrap();
+        }
+        let clash = |cpu, others: &[usize]| clash_in(folder.path(), cpu, others.iter().copied());
+        assert_eq!(clash(0, &[1, 2, 3]), None);
+        assert_eq!(clash(0, &[2, 4]), Some(Clash(0, 4)));
+        assert_eq!(clash(4, &[1, 0]), Some(Clash(4, 0)));
+        assert_eq!(clash(2, &[4, 1]), Some(Clash(2, 1)));
+        // Of a CPU of which nothing is told only itself is known.
+        assert_eq!((clash(7, &[0, 4]), clash(7, &[7])), (None, Some(Clash(7, 7))));
+        let text = Clash(0, 4).to_string();
+        assert!(text.contains("CPUs 0 and 4") && text.contains("one core"), "{text}");
     }
 }

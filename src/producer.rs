@@ -14,6 +14,7 @@ use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
 
+use crate::affinity::Spinning;
 use crate::assistance::Helper;
 use crate::attach::{OnLane, Seat, take_seat};
 use crate::config::DigestOf;
@@ -263,6 +264,7 @@ pub struct Producer {
     /// The command that the lane's page says there is no room for.
     full_at: Option<u64>,
     digests: Digests,
+    _spinning: Option<Spinning>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -317,6 +319,7 @@ impl Producer {
             helper: Helper::new(region.assistance()),
             full_at: None,
             digests: Digests(region.digest_of() == DigestOf::Payload),
+            _spinning: Spinning::of(options.wait),
             region: region.clone(),
             parts: ProducerParts::of(region, seat.index),
             seat,
@@ -445,7 +448,7 @@ impl Producer {
         &mut self,
         commands: &[(u16, P)],
     ) -> Result<Range<u64>, SubmitError> {
-        self.attempt_batch(commands).map_err(|error| self.name_culprit(error))
+        self.attempt_batch(commands, &mut false).map_err(|error| self.name_culprit(error))
     }
 
     /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room as long as it takes.
@@ -453,7 +456,8 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn submit_batch<P: AsRef<[u8]>>(&mut self, commands: &[(u16, P)]) -> Result<Range<u64>, SubmitError> {
-        self.waiting(None, |me| me.attempt_batch(commands))
+        let mut is_checked = false;
+        self.waiting(None, |me| me.attempt_batch(commands, &mut is_checked))
     }
 
     /// As [`try_submit_batch`](Self::try_submit_batch), waiting for room until the deadline.
@@ -465,7 +469,8 @@ impl Producer {
         commands: &[(u16, P)],
         at: Instant,
     ) -> Result<Range<u64>, SubmitError> {
-        self.waiting(Some(at), |me| me.attempt_batch(commands))
+        let mut is_checked = false;
+        self.waiting(Some(at), |me| me.attempt_batch(commands, &mut is_checked))
     }
 
     /// Reserves room for a payload of `len` bytes in the lane, to be written in place, if there is any.
@@ -520,8 +525,13 @@ impl Producer {
         self.queue().map(|range| range.start)
     }
 
-    /// One attempt to submit commands with one ticket.
-    fn attempt_batch<P: AsRef<[u8]>>(&mut self, commands: &[(u16, P)]) -> Result<Range<u64>, SubmitError> {
+    /// One attempt to submit commands with one ticket. Whoever makes several says if it `is_checked` that they can find
+    /// room at all: that asks each for its bytes.
+    fn attempt_batch<P: AsRef<[u8]>>(
+        &mut self,
+        commands: &[(u16, P)],
+        is_checked: &mut bool,
+    ) -> Result<Range<u64>, SubmitError> {
         self.may_go_on()?;
         if commands.is_empty() || commands.len() > self.most_cells {
             return Err(self.bad_batch(commands));
@@ -534,7 +544,9 @@ impl Producer {
             Ok(cell) => cell,
             Err(why) => {
                 // What never finds room is not to be tried again.
-                undo.0.check_batch(commands)?;
+                if !std::mem::replace(is_checked, true) {
+                    undo.0.check_batch(commands)?;
+                }
                 undo.0.may_go_on()?;
                 return Err(undo.0.no_room(why));
             }

@@ -1548,6 +1548,34 @@ fn spawn_on(cpus: &[usize], region: &Region, config: SequencerConfig) -> Sequenc
     })
 }
 
+/// Bytes that count how often they are asked for.
+struct Asked<'a>(&'a std::cell::Cell<u32>);
+
+impl AsRef<[u8]> for Asked<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.0.set(self.0.get() + 1);
+        b"x"
+    }
+}
+
+#[test]
+fn a_batch_that_waits_for_room_is_asked_for_its_bytes_once() {
+    let mut desk = Desk::new(&tiny());
+    let mut producer = desk.producer("p");
+    // Two cells, which nobody frees.
+    producer.try_submit_batch(&[(0, b"x")]).unwrap();
+    producer.try_submit_batch(&[(0, b"x")]).unwrap();
+    let asked = std::cell::Cell::new(0);
+    let soon = Instant::now() + Duration::from_millis(20);
+    let full = producer.submit_batch_deadline(&[(0, Asked(&asked))], soon).unwrap_err();
+    assert!(matches!(full, SubmitError::Full(_)), "{full}");
+    assert_eq!(asked.get(), 1, "it waited for 20 ms, which takes many attempts");
+    // Also what can never find room is still told at once.
+    let never = Instant::now() + Duration::from_secs(600);
+    let too_large = producer.submit_batch_deadline(&[(0, [0; 1000])], never);
+    assert_eq!(too_large, Err(SubmitError::TooLarge { len: 1000, max: producer.max_payload() }));
+}
+
 #[test]
 fn the_sequencer_is_helped_while_no_cpu_can_be_spared_for_it() {
     let cpus = affinity::allowed();
@@ -1555,6 +1583,7 @@ fn the_sequencer_is_helped_while_no_cpu_can_be_spared_for_it() {
         let region = Region::anonymous(&Config::new().workers(3)).unwrap();
         let sequencer = spawn_on(cpus, &region, SequencerConfig::new());
         let helped = || region.snapshot().helped.map(|load| (load.cpus as usize, load.parties as usize));
+        let (mut word, relaxed) = (0, seriatim_ring::sync::Ordering::Relaxed);
         let mut leave = Vec::new();
         thread::scope(|scope| {
             for _ in cpus {
@@ -1573,13 +1602,19 @@ fn the_sequencer_is_helped_while_no_cpu_can_be_spared_for_it() {
             while helped() != Some((cpus.len(), cpus.len())) {
                 thread::yield_now();
             }
+            word = region.map().control().pulse.helped.load(relaxed);
             leave.pop().unwrap().send(()).unwrap();
             while helped().is_some() {
                 thread::yield_now();
             }
             leave.iter().for_each(|leave| leave.send(()).unwrap());
         });
-        assert_eq!(sequencer.stop().is_ok(), helped().is_none());
+        sequencer.stop().unwrap();
+        // What one leaves who was helped until it died: it is not, and its successor is not, either.
+        region.map().control().pulse.helped.store(word, relaxed);
+        assert_eq!(helped(), None);
+        let _successor = Sequencer::open(&region).unwrap();
+        assert_eq!(helped(), None);
     }
 }
 
@@ -1634,6 +1669,37 @@ fn a_region_that_is_opened_read_only_can_be_watched_and_not_joined() {
     }
     assert_eq!(looking.snapshot().epoch, 1);
     Observer::attach(&looking).unwrap();
+}
+
+/// How soon, in looks, for what a clock on the wall says is the machine's: the sequencer looks each 20 ms, and one that
+/// sleeps once more before every sleep, of 100 ms at most.
+#[test]
+fn a_gate_of_the_dead_falls_at_the_first_look() {
+    /// Turns between two looks at the clock, and the one that looks.
+    const TURNS: usize = 64 + 1;
+    let hour = Duration::from_secs(3600);
+    let mut desk = Desk::new(&tiny());
+    let gates = |region: &Region| region.snapshot().workers.iter().filter(|w| w.party.attached).count();
+    // While it has turns to make, at the first turn that finds the time to have come.
+    desk.worker("dead").fall();
+    desk.turn();
+    desk.sequencer.put_off_look(hour);
+    for _ in 0..10 * TURNS {
+        desk.sequencer.poll(16).unwrap();
+    }
+    assert_eq!(gates(&desk.region), 1, "between two looks nobody asks");
+    desk.sequencer.put_off_look(Duration::ZERO);
+    let turns = (1..).find(|_| {
+        desk.sequencer.poll(16).unwrap();
+        gates(&desk.region) == 0
+    });
+    assert!(turns <= Some(TURNS), "{turns:?} turns");
+    // While it has none, at the look before it lies down again.
+    desk.worker("dead").fall();
+    desk.turn();
+    desk.sequencer.put_off_look(Duration::ZERO);
+    desk.sequencer.sleep(Some(Instant::now()), || true);
+    assert_eq!(gates(&desk.region), 0, "it lay down and had not looked");
 }
 
 #[test]
@@ -1804,12 +1870,14 @@ fn a_standby_waits_for_the_lock_and_for_nothing_else() {
     assert_eq!(desk.sequencer.stats().epoch, 1);
 
     let Desk { region, sequencer } = desk;
-    let mut sequencer = Some(sequencer);
+    let (mut sequencer, mut looks) = (Some(sequencer), 0);
     let next = Sequencer::wait_to_open(&region, || {
         sequencer = None;
+        looks += 1;
         false
     });
     assert_eq!(next.unwrap().unwrap().stats().epoch, 2);
+    assert_eq!(looks, 1, "the first look after the lock fell takes over");
 }
 
 #[test]

@@ -15,7 +15,8 @@ use crate::{crash_point, sys};
 #[non_exhaustive]
 pub enum Wait {
     /// Spin on a pause instruction: the lowest latency, a core of its own for each party, and ruin where parties
-    /// share a core.
+    /// share a core: where those of one process spin that have no CPU each, that is logged as a warning, once
+    /// ([`Crowd`](crate::affinity::Crowd)).
     Spin,
     /// Spin for a moment, then give the core to others between looks: still a busy core, but a shared one.
     Yield,

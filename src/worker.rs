@@ -9,6 +9,7 @@ use seriatim_ring::sequencer::{published, start_of};
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
+use crate::affinity::Spinning;
 use crate::assistance::Helper;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
 use crate::config::DigestOf;
@@ -162,6 +163,7 @@ pub struct Worker {
     check_payloads: bool,
     vigil: Vigil,
     helper: Helper,
+    _spinning: Option<Spinning>,
 }
 
 impl Worker {
@@ -209,6 +211,7 @@ impl Worker {
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
             helper: Helper::new(region.assistance()),
+            _spinning: Spinning::of(options.wait),
             region: region.clone(),
             seat,
             name,

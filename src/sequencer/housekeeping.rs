@@ -277,6 +277,12 @@ impl Sequencer {
         self.orderer.is_needed(s, level)
     }
 
+    /// Puts its next look at the living off, as a clock that goes slower would; 0 is now.
+    #[cfg(test)]
+    pub(crate) fn put_off_look(&mut self, time: Duration) {
+        self.next_look = Instant::now() + time;
+    }
+
     /// Whether it would sleep now.
     #[cfg(test)]
     pub(crate) fn would_sleep(&mut self) -> bool {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::assist::{Assist, Decision, Shared};
 use super::{STALL, Sequencer, SequencerError, SequencerStats, Turn};
-use crate::affinity;
+use crate::affinity::{self, Spinning};
 use crate::fork;
 use crate::region::Region;
 use crate::wait::{self, Idle, Wait};
@@ -160,6 +160,7 @@ fn serve(
     let region = sequencer.region.clone();
     let shared = Arc::new(Shared::new(sequencer));
     let _end = End { region: &region, shared: &shared };
+    let _spinning = Spinning::of(config.wait);
     Service {
         shared: &shared,
         config,

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use common::*;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -613,7 +614,9 @@ fn who_has_no_right_is_told_whose_it_is_and_what_is_lacking() {
         sequencer.end();
         let (owner, mode) = (format!("owner uid {ALICE}"), format!("mode 0{mode}"));
         for command in ["sequence", "worker", "submit", "remove"] {
-            let ended = Running::start(&mut as_user(BOB, BOB, &[command, &path])).end();
+            let (ended, cost) = Running::start(&mut as_user(BOB, BOB, &[command, &path])).end_with_cost();
+            // Tried once, and not again and again.
+            assert!(cost < Duration::from_millis(100), "{command} took {cost:?} of processor time");
             let lacking = match (command, reads) {
                 (_, false) => "no right to read",
                 ("remove", true) => "no right to remove",
@@ -1200,4 +1203,37 @@ fn stat_says_that_the_sequencer_is_helped_and_under_what_load() {
     sequencer.stop().unwrap();
     assert!(stat(&path)["helped"].is_null());
     drop((here, apart, near));
+}
+
+#[test]
+fn who_spins_where_others_are_to_run_is_warned() {
+    let cpus = affinity::allowed();
+    let one = cpus[0].to_string();
+    if !works(&["taskset", "-c", &one]) {
+        return println!("skipped: no taskset");
+    }
+    let folder = scratch();
+    let path = create(&folder, "region", &[]);
+    for (only, wait, is_warned) in
+        [(true, "spin", true), (true, "yield", false), (false, "spin", cpus.len() == 1)]
+    {
+        let args = ["sequence", &path, "--wait", wait];
+        let mut command = if only { through(&["taskset", "-c", &one], &args) } else { seriatim(&args) };
+        let mut sequencer = Running::start(&mut command);
+        assert!(sequencer.line().starts_with("serving "));
+        let said = sequencer.stop().with(0).err;
+        assert_eq!(said.contains("a party spins on the only CPU"), is_warned, "{only} {wait}: {said}");
+        assert!(said.lines().count() <= 1, "{said}");
+    }
+    let file = folder.path().join("lines");
+    fs::write(&file, "one\ntwo\n").unwrap();
+    for (wait, is_warned) in [("spin", true), ("park", false)] {
+        let args = ["run", file.to_str().unwrap(), "--producers", "1", "--workers", "1", "--wait", wait];
+        let said = Running::start(&mut through(&["taskset", "-c", &one], &args)).end().with(0).err;
+        assert_eq!(
+            said.contains("3 parties spin, and this process may use 1 CPUs"),
+            is_warned,
+            "{wait}: {said}"
+        );
+    }
 }

@@ -144,7 +144,12 @@ impl Plan {
             .with_context(|| format!("{count} lines {repeat} times are too many commands to count"))?;
         let sizes = fit(&args.sizes, lines)?;
         let config = sizes.apply(Config::new().producers(args.producers).workers(args.workers));
-        let (cpus, pinning) = deal_cpus(&args.pin, 1 + args.workers + args.producers)?;
+        let parties = 1 + args.workers + args.producers;
+        let (cpus, pinning) = deal_cpus(&args.pin, parties)?;
+        // Said here, for as processes each of them is alone.
+        if let Some(crowd) = affinity::Crowd::of(parties as usize).filter(|_| args.wait == Wait::Spin) {
+            complain(format_args!("{crowd}"));
+        }
         Ok(Plan { config, cpus, pinning, commands })
     }
 }
