@@ -42,7 +42,10 @@ fn part() {
         "claim" => claim_and_wait(path, times),
         "batch" => submit_batch(path),
         "view" => view_and_wait(path),
-        "survive" => survive(path, times),
+        "survive" => survive(path, times, false),
+        "survive-locked" => survive(path, times, true),
+        "claims" => survive_claims(times, false),
+        "claims-locked" => survive_claims(times, true),
         "shorten" => shorten(path, times),
         "attach" => attach_and_detach(path, times),
         "fail" => fail_to_attach(path, times),
@@ -165,9 +168,29 @@ fn while_busy(in_the_middle: impl FnOnce(&Region, &AtomicU64)) -> u64 {
 
 #[test]
 fn a_producer_that_is_killed_with_a_claim_holds_up_nobody_and_keeps_no_room() {
-    let rounds = times(6, 200);
+    play("claims", Path::new("-"), times(6, 200));
+    play("claims-locked", Path::new("-"), times(6, 20));
+}
+
+/// Locks a region in memory, where that is asked for and allowed; whether it is.
+fn lock_if(region: &Region, asked: bool) -> bool {
+    let locked = if asked { region.lock_in_memory() } else { return false };
+    if let Err(error) = &locked {
+        println!("\nfound: not locked: {error}");
+    }
+    locked.is_ok()
+}
+
+/// Lives beside producers that die, one after the other, each with a claim.
+fn survive_claims(rounds: u64, lock: bool) {
     let of_victim = while_busy(|region, seen| {
+        let is_locked = lock_if(region, lock);
+        let mut before = None;
         for round in 0..rounds {
+            // What the first rounds take for good is not lost.
+            if round == 2 {
+                before = Some(Held::now());
+            }
             let mut victim = Running::start(&mut playing("claim", region.path(), round));
             await_ready(&mut victim);
             // Alive and still, or dead: the others go on.
@@ -178,6 +201,7 @@ fn a_producer_that_is_killed_with_a_claim_holds_up_nobody_and_keeps_no_room() {
             }
             assert_eq!(victim.end().code, None, "it was killed");
         }
+        before.unwrap().check(&Held::now(), is_locked);
         let mut next = attach(region, "victim");
         assert_eq!(next.attached(), Attached::Resumed { next: rounds });
         eventually("what it submitted is passed", || {
@@ -188,7 +212,7 @@ fn a_producer_that_is_killed_with_a_claim_holds_up_nobody_and_keeps_no_room() {
         drop(next.try_claim(0, next.max_payload()).expect("all the room is back"));
     });
     assert_eq!(of_victim, rounds);
-    println!("{rounds} producers killed with a claim");
+    println!("found: {rounds} producers killed with a claim");
 }
 
 /// Submits a batch of ten, and dies at its crash point.
@@ -236,9 +260,10 @@ fn view_and_wait(path: &Path) {
 }
 
 /// Serves, submits and works in a region whose other workers die, one after the other, each with a view.
-fn survive(path: &Path, rounds: u64) {
+fn survive(path: &Path, rounds: u64, lock: bool) {
     let config = Config::new().producers(1).workers(3).lane_cells(64).lane_bytes(16 << 10);
     let region = Region::create(path, &config).unwrap();
+    let is_locked = lock_if(&region, lock);
     let sequencer = spawn(&region);
     let mut worker = join(&region, "w");
     let mut producer = attach(&region, "p");
@@ -279,7 +304,7 @@ fn survive(path: &Path, rounds: u64) {
             before = Some(Held::now());
         }
     }
-    before.unwrap().check(&Held::now());
+    before.unwrap().check(&Held::now(), is_locked);
     println!("found: {rounds} workers killed with a view");
     sequencer.stop().unwrap();
 }
@@ -288,6 +313,7 @@ fn survive(path: &Path, rounds: u64) {
 fn a_worker_that_is_killed_with_a_view_keeps_no_room_and_spoils_nobody_elses() {
     let folder = scratch();
     play("survive", &folder.path().join("region"), times(6, 200));
+    play("survive-locked", &folder.path().join("locked"), times(6, 20));
 }
 
 // ---- descriptors and mappings -----------------------------------------------------------------------------
@@ -317,8 +343,9 @@ impl Held {
     }
 
     /// That nothing has been added since; the allocator may have grown a little.
-    fn check(&self, now: &Held) {
+    fn check(&self, now: &Held, is_locked: bool) {
         println!("found: before {self:?}, after {now:?}");
+        assert_eq!(self.locked_kib > 0, is_locked, "locked or not");
         assert_eq!((now.descriptors, now.locked_kib), (self.descriptors, self.locked_kib));
         assert!(now.mappings <= self.mappings + 8, "mappings stay behind");
         assert!(now.virtual_kib <= self.virtual_kib + 512, "address space stays behind");
@@ -408,7 +435,7 @@ fn attach_and_detach(path: &Path, rounds: u64) {
     (0..10).for_each(|_| once());
     let before = Held::now();
     (0..rounds).for_each(|_| once());
-    before.check(&Held::now());
+    before.check(&Held::now(), false);
     println!("found: {rounds} times attached and detached");
 }
 
@@ -460,7 +487,7 @@ fn fail_to_attach(path: &Path, rounds: u64) {
     (0..10).for_each(once);
     let before = Held::now();
     (0..rounds).for_each(once);
-    before.check(&Held::now());
+    before.check(&Held::now(), false);
     println!("found: {rounds} times failed to attach, in 14 ways each");
 }
 
@@ -470,7 +497,7 @@ fn be_refused(path: &Path, rounds: u64) {
     (0..10).for_each(|_| once());
     let before = Held::now();
     (0..rounds).for_each(|_| once());
-    before.check(&Held::now());
+    before.check(&Held::now(), false);
     println!("found: {rounds} times refused");
 }
 
@@ -606,7 +633,9 @@ fn a_claim_that_a_panic_drops_is_given_back_at_once() {
 
 #[test]
 fn a_handler_that_panics_ends_its_worker_and_holds_up_nobody() {
-    let region = Region::anonymous(&Config::new().producers(1).workers(2).lane_cells(64)).unwrap();
+    let folder = scratch();
+    let config = Config::new().producers(1).workers(2).lane_cells(64);
+    let region = Region::create(folder.path().join("region"), &config).unwrap();
     let sequencer = spawn(&region);
     let fragile = join(&region, "fragile");
     let mut other = join(&region, "other");
@@ -654,6 +683,15 @@ fn a_handler_that_panics_ends_its_worker_and_holds_up_nobody() {
     assert_eq!((record.who.as_str(), record.detail), ("fragile", place.get() + 1));
     assert!(record.what.contains(text), "{record}");
     assert_eq!(left, "fragile");
+    // Who looks from outside finds the same.
+    let path = region.path().to_str().unwrap();
+    let told = common::run(&["errors", path, "--json"]).with(0).json()["errors"].clone();
+    let told = told.as_array().unwrap().iter().find(|row| row["code"] == "panicked").expect("it is told");
+    let next = place.get() + 1;
+    assert_eq!((&told["who"], &told["detail"]), (&"fragile".into(), &next.into()), "{told}");
+    assert!(told["what"].as_str().unwrap().contains(text), "{told}");
+    let last = common::stat(path)["last_error"].clone();
+    assert_eq!(last, format!("fragile: panicked: {text} ({next})"), "the last error");
 
     // It comes back as a newcomer: after all that was, at the index that says so.
     producer.wait_sequenced(999).unwrap();

@@ -177,7 +177,8 @@ fn a_storm_of_deaths_loses_nothing_and_repeats_nothing() {
     let checked = engine.finish();
     println!(
         "{} kills survived ({} of sequencers, {} of producers, {} of workers), all workers at once {} times, \
-         everybody {} times, {} stops; {epochs} epochs, {} joins; {} commands checked, {} changes, {} records compared",
+         everybody {} times, {} stops; {epochs} epochs, {} joins; {} commands checked, {} changes, {} records compared, {} places \
+         told",
         blows.killed(),
         blows.sequencers_killed,
         blows.producers_killed,
@@ -189,7 +190,8 @@ fn a_storm_of_deaths_loses_nothing_and_repeats_nothing() {
         checked.commands,
         checked.changes,
         checked.compared,
+        checked.told,
     );
     assert_eq!(checked.commands_of.len(), PRODUCERS);
-    assert!(blows.killed() > 0 && checked.commands > 0);
+    assert!(blows.killed() > 0 && checked.commands > 0 && checked.told > 0);
 }

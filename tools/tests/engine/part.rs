@@ -13,7 +13,7 @@ use seriatim::{
     WorkerError,
 };
 
-use super::stream::{Recorder, payload};
+use super::stream::{Recorder, Told, payload};
 use super::this_program;
 
 // Words of the table that the processes share.
@@ -92,7 +92,7 @@ pub(crate) fn play() {
     let region = Region::attach(&part.region).unwrap();
     match part.role.as_str() {
         "sequencer" => sequence(&region, &table),
-        "producer" => produce(&region, &table, part.index),
+        "producer" => produce(&region, &table, &part),
         "idler" => idle(&region, &table),
         "worker" => work(&region, &table, &part),
         other => panic!("no part {other:?}"),
@@ -128,8 +128,10 @@ fn attach(region: &Region, name: &str) -> Producer {
 }
 
 /// Submits numbered commands from where its predecessor ended, in all the ways there are.
-fn produce(region: &Region, table: &Stamps, me: usize) {
+fn produce(region: &Region, table: &Stamps, part: &Part) {
+    let me = part.index;
     let mut producer = attach(region, &format!("p{me}"));
+    let mut told = Told::new(File::create(&part.out).unwrap());
     table.set(PRODUCER + me, std::process::id().into());
     loop {
         let next = producer.next_index();
@@ -170,6 +172,7 @@ fn produce(region: &Region, table: &Stamps, me: usize) {
             }
         }
         table.set(ACKED + me, producer.next_index());
+        told.ask(&mut producer);
         let pace = table.get(PACE);
         if pace > 0 {
             thread::sleep(Duration::from_micros(pace));

@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::time::Instant;
 
-use seriatim::{Event, MemberChange, Name, Worker, payload_digest};
+use seriatim::{Event, MemberChange, Name, Producer, Sequenced, WaitError, Worker, payload_digest};
 use seriatim_ring::control::NameWords;
 use seriatim_ring::digest::{Folded, START, fold};
 use seriatim_ring::event;
@@ -103,6 +104,35 @@ fn name_words(name: &str) -> NameWords {
     std::array::from_fn(|i| u64::from_le_bytes(std::array::from_fn(|j| bytes[8 * i + j])))
 }
 
+/// Writes down where a producer was told that its commands are: rows of `per-producer index │ index`.
+pub(crate) struct Told {
+    file: File,
+    asked: u64,
+}
+
+impl Told {
+    pub(crate) fn new(file: File) -> Told {
+        Told { file, asked: 0 }
+    }
+
+    /// Asks, without waiting, for one of the commands that the producer submitted last, this one or an older one in
+    /// turn.
+    pub(crate) fn ask(&mut self, producer: &mut Producer) {
+        self.asked += 1;
+        let Some(index) = producer.next_index().checked_sub(1 + self.asked % 8) else { return };
+        match producer.wait_sequenced_deadline(index, Instant::now()) {
+            Ok(Sequenced::At(seq)) => {
+                let words = [index, seq.get()];
+                let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+                self.file.write_all(&bytes).expect("room for the records");
+            }
+            // It has none yet, or the region does not know it any more.
+            Ok(Sequenced::LongAgo) | Err(WaitError::Late { .. } | WaitError::Closed { .. }) => {}
+            Err(error) => panic!("{}: {error}", producer.name()),
+        }
+    }
+}
+
 /// One record as it was read back.
 type Row = Vec<u64>;
 
@@ -128,6 +158,8 @@ pub(crate) struct Checked {
     pub(crate) compared: u64,
     /// Joins that were followed.
     pub(crate) joins: u64,
+    /// Places that producers were told.
+    pub(crate) told: u64,
 }
 
 /// Checks all that the workers of an engine wrote; what is wrong otherwise.
@@ -150,7 +182,43 @@ pub(crate) fn check(records: &Path) -> Result<Checked, String> {
             ));
         }
     }
+    checked.told = check_told(records, &order)?;
     Ok(checked)
+}
+
+/// Compares what producers were told with where workers found it; how many places that were.
+fn check_told(records: &Path, order: &[Option<Row>]) -> Result<u64, String> {
+    let mut names = HashMap::new();
+    let mut places = HashMap::new();
+    for row in order.iter().flatten() {
+        match row[1] & 0xff {
+            ATTACHED => drop(names.insert(row[2], text(&std::array::from_fn(|i| row[ROW + i])))),
+            COMMAND => drop(places.insert((names[&row[2]].clone(), row[3]), row[0])),
+            _ => {}
+        }
+    }
+    let mut count = 0;
+    for entry in fs::read_dir(records).expect("the records are there") {
+        let entry = entry.expect("the records are there");
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let Some((me, _)) = file.strip_prefix("producer-").and_then(|rest| rest.split_once('-')) else {
+            continue;
+        };
+        let bytes = fs::read(entry.path()).expect("a record can be read");
+        // One that was killed may have left half a row.
+        for row in bytes.chunks_exact(16) {
+            let word = |at: usize| u64::from_le_bytes(row[at..at + 8].try_into().expect("eight bytes"));
+            let (index, told) = (word(0), word(8));
+            let found = places.get(&(format!("p{me}"), index));
+            if found != Some(&told) {
+                return Err(format!(
+                    "p{me} #{index} was told to be at {told}, workers found it at {found:?}"
+                ));
+            }
+            count += 1;
+        }
+    }
+    Ok(count)
 }
 
 fn read_logs(records: &Path) -> Result<Vec<Log>, String> {
