@@ -155,8 +155,10 @@ impl Region {
 
     /// Guards this process against a shortened file: an access to what is gone finds zeroes instead of ending the
     /// process by SIGBUS, and the handles of the region return [`RegionLost::Truncated`] from their next call on.
-    /// A payload that is read at that very moment may read as zeroes, too; workers that
-    /// [check payloads](crate::JoinOptions::check_payloads) deliver none of these.
+    /// A payload that is read at that very moment may read as zeroes, too. Workers that
+    /// [check payloads](crate::JoinOptions::check_payloads) hand out none that was gone when they checked it; but they
+    /// lend it in place, so one that goes after the check reads as zeroes to the handler that has it, and the worker's
+    /// next call is the error. Who must not act on that copies the payload first, and then asks [`check`](Self::check).
     ///
     /// It installs a handler for SIGBUS, at the first call in a process. The handler claims only what faults inside
     /// of guarded regions, and passes everything else on to the handler that was there before. For all clones of

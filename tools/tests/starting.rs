@@ -1,5 +1,5 @@
 //! Starting, restarting and cleaning up: starts that die half-way or come all at once, places of the dead, clocks that
-//! jump or belong to another namespace. Real processes, killed for real.
+//! jump or belong to another namespace, pids of another one. Real processes, killed for real.
 //!
 //! `SERIATIM_LONG=1` runs everything as often as it takes to meet what is rare.
 
@@ -10,14 +10,16 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
 use engine::{Engine, Random, Who, seed};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
 use seriatim::{
     AttachError, Config, CreateError, Event, FileState, Region, RemoveError, Sequencer, SequencerConfig,
     SequencerError, Worker, WorkerError,
@@ -265,11 +267,11 @@ fn a_sequencer_that_is_killed_again_and_again_changes_no_index() {
     engine.await_all("everything is submitted", |e| e.have_submitted(goal));
     let checked = engine.finish();
     println!(
-        "{} commands, {} changes, {} records compared",
-        checked.commands, checked.changes, checked.compared
+        "{} commands, {} changes, {} records compared, {} places told",
+        checked.commands, checked.changes, checked.compared, checked.told
     );
     assert_eq!((checked.commands_of.len(), checked.joins), (PRODUCERS, 4));
-    assert!(checked.commands >= PRODUCERS as u64 * goal);
+    assert!(checked.commands >= PRODUCERS as u64 * goal && checked.told > 0);
 }
 
 #[test]
@@ -783,4 +785,135 @@ fn a_region_of_another_boot_is_refused_whole_and_can_be_removed() {
     run(&["remove", &region]).with(0);
     create(&folder, "region", &[]);
     sequence(&region).stop().with(0);
+}
+
+// ---- pid namespaces ---------------------------------------------------------------------------------------
+
+/// A pid namespace that ends with whoever made it: with a `/proc` of its own, or with that of the outer one, in which its
+/// pids are those of others.
+const NAMESPACES: [&[&str]; 2] =
+    [&["-mpf", "--kill-child", "--mount-proc", "--"], &["-mpf", "--kill-child", "--"]];
+
+/// Starts the rest of its arguments under the pid that is the first, beside a script that is the namespace's first.
+const AS_PID: &str = r#"echo $(($1 - 1)) > /proc/sys/kernel/ns_last_pid; as=$1; shift
+"$@" & [ $! = $as ] && wait $!"#;
+
+/// Does that, beside one who has the pid that comes first: whether that one has lived on is how it ends.
+const BESIDE_PID: &str = r#"echo $(($1 - 1)) > /proc/sys/kernel/ns_last_pid; as=$1; shift
+sleep 1000 & [ $! = $as ] || exit 77
+"$@"; code=$?; { kill $as; wait $as; } 2> /dev/null; [ $? = 143 ] && exit $code"#;
+
+/// The tool in a namespace, by a script, with a pid that is also that of one outside.
+fn in_namespace(namespace: &[&str], script: &str, pid: u32, args: &[&str]) -> Running {
+    let mut command = Command::new("unshare");
+    command.args(namespace).args(["sh", "-c", script, "sh", &pid.to_string()]);
+    Running::start(command.arg(env!("CARGO_BIN_EXE_seriatim")).args(args).stdin(Stdio::null()))
+}
+
+/// The namespaces that can be made here, with pids of one's choice.
+fn namespaces() -> impl Iterator<Item = &'static [&'static str]> {
+    NAMESPACES.into_iter().filter(|namespace| {
+        let can = can_run("unshare", &[*namespace, &["sh", "-c", AS_PID, "sh", "1234", "true"]].concat());
+        if !can {
+            eprintln!("skipped: no pid namespace with pids of one's choice can be made with {namespace:?}");
+        }
+        can
+    })
+}
+
+/// A process that nobody is to kill.
+struct Bystander(Child);
+
+impl Bystander {
+    fn new() -> Bystander {
+        Bystander(Command::new("sleep").arg("1000").spawn().unwrap())
+    }
+
+    #[track_caller]
+    fn check(&mut self) {
+        assert_eq!(self.0.try_wait().unwrap(), None, "the wrong one was killed");
+    }
+}
+
+impl Drop for Bystander {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_sequencer_in_another_pid_namespace_is_alive_until_it_is_dead() {
+    for namespace in namespaces() {
+        let folder = scratch();
+        let region = create(&folder, "region", &[]);
+        let mut bystander = Bystander::new();
+        let pid = bystander.0.id();
+        let mut inside = in_namespace(namespace, AS_PID, pid, &["sequence", &region]);
+        assert!(inside.line().starts_with(&format!("serving {region} as pid {pid}")));
+        common::run_with(&["submit", &region, "--name", "p"], b"one\n").with(0);
+        let alive = || stat(&region)["sequencer"]["alive"] == true;
+        assert!(alive());
+        // It says who it is as it is called there, and is neither taken for dead nor for who is called so here.
+        let its = format!("pid {pid}");
+        run(&["sequence", &region]).with(2).saying(&["has a sequencer already", &its]);
+        run(&["sequence", &region, "--evict"]).with(2).saying(&["its sequencer was not evicted", &its]);
+        bystander.check();
+        assert!(alive() && stat(&region)["epoch"] == 1);
+        inside.signal(Signal::SIGKILL);
+        inside.end();
+        eventually("its lock falls", || !alive());
+        // The other way round.
+        let mut outside = sequence(&region);
+        assert_eq!(stat(&region)["epoch"], 2);
+        let (pid, its) = (outside.pid(), format!("pid {}", outside.pid()));
+        let inner = |args: &[&str]| in_namespace(namespace, BESIDE_PID, pid, args).end().with(2);
+        inner(&["sequence", &region]).saying(&["has a sequencer already", &its]);
+        inner(&["sequence", &region, "--evict"]).saying(&["its sequencer was not evicted", &its]);
+        assert!(alive() && common::runs(pid));
+        let mut standby = in_namespace(namespace, AS_PID, pid, &["sequence", &region, "--standby"]);
+        assert!(standby.line().starts_with("standing by "));
+        outside.signal(Signal::SIGKILL);
+        outside.end();
+        assert!(standby.line().ends_with("epoch 3"));
+        common::run_with(&["submit", &region, "--name", "p"], b"two\n").with(0);
+        assert_eq!(stat(&region)["producers"][0]["next"], 2);
+    }
+}
+
+#[test]
+fn a_worker_in_another_pid_namespace_that_is_to_be_killed_is_not_taken_for_another() {
+    for namespace in namespaces() {
+        let folder = scratch();
+        let region = create(&folder, "region", &["--lane-cells", "64"]);
+        let serving = sequence(&region);
+        let mut bystander = Bystander::new();
+        let pid = bystander.0.id();
+        let out = folder.path().join("out").display().to_string();
+        let args =
+            ["worker", &region, "--name", "w", "--kill-after", "0.1", "--kill-lag", "1", "--out", &out];
+        let mut inside = in_namespace(namespace, AS_PID, pid, &args);
+        common::await_join(&region, "w");
+        // Its pid here.
+        let script = common::children(inside.pid())[0];
+        let outer = Pid::from_raw(common::children(script)[0] as i32);
+        kill(outer, Signal::SIGSTOP).unwrap();
+        let mut submit = Running::start(seriatim(&["submit", &region]).stdin(Stdio::piped()));
+        submit.feed("line\n".repeat(200).as_bytes());
+        let mut told = Value::Null;
+        eventually("it is said that it was not killed", || {
+            let errors = run(&["errors", &region, "--json"]).with(0).json();
+            let mut rows = errors["errors"].as_array().unwrap().iter();
+            told = rows.find(|row| row["code"] == "killed").cloned().unwrap_or_default();
+            !told.is_null()
+        });
+        let what = told["what"].as_str().unwrap();
+        assert!(what.contains("as it had asked for, but") && what.contains(&format!("pid {pid} ")), "{told}");
+        bystander.check();
+        kill(outer, Signal::SIGCONT).unwrap();
+        submit.end().with(0);
+        serving.stop().with(0);
+        inside.end().with(0);
+        assert_eq!(fs::read_to_string(out).unwrap(), "line\n".repeat(200));
+    }
 }
