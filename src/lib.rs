@@ -105,8 +105,8 @@
 //! - A **worker** that dies gates for some 20 ms more; then its [`Event::Left`] is in the order. Who joins under its
 //!   name is a newcomer, with the digest of all that came before.
 //! - The **sequencer**'s death stops the order, and loses nothing. A standby ([`Sequencer::wait_to_open`]) or the next
-//!   [`Sequencer::open`] goes on at the next index. A standby looks when the process that served ends, and each 100 ms in
-//!   any case, and takes over at the first look that finds the lock free.
+//!   [`Sequencer::open`] goes on at the next index. A standby looks when the process that served ends, and each
+//!   100 ms in any case, and takes over at the first look that finds the lock free.
 //! - A machine that starts anew leaves regions that are refused ([`AttachError::OtherBoot`]): there is no journal.
 //!
 //! A forked child neither keeps its parent's locks nor releases anything of its parent's: a handle that is used there

@@ -48,8 +48,8 @@ pub enum ObserverError {
     /// The region's file was shortened.
     #[error(transparent)]
     Lost(#[from] RegionLost),
-    /// This process is a forked child of the one that attached: the observer is the parent's. A child that is to look on
-    /// attaches an observer of its own, after an `exec` or to a region that it opened itself.
+    /// This process is a forked child of the one that attached: the observer is the parent's. A child that is to look
+    /// on does so after an `exec`, as whoever else takes part.
     #[error("this observer was attached by the parent process, before a fork")]
     Forked,
 }

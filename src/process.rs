@@ -4,8 +4,8 @@
 //! pid, and nothing is done to a process before both agree. The pidfd is opened between two looks at the start
 //! time: if both find the one that is meant, the descriptor is of that one, and stays so.
 //!
-//! A pid is of a pid namespace, and `/proc` may be of another one: then nobody says when he started, and nobody is looked
-//! for. One of another namespace whose pid is taken here, too, has another start time than who has it here.
+//! A pid is of a pid namespace, and `/proc` may be of another one: then nobody says when he started, and nobody is
+//! looked for. One of another namespace whose pid is taken here, too, has another start time than who has it here.
 
 use std::fmt;
 use std::fs::File;
@@ -41,8 +41,8 @@ pub enum NotKilled {
         /// When the one started that has the pid now.
         found: u64,
     },
-    /// It did not leave its start time beside its pid: it is in another pid namespace, and the pid is another's here, or
-    /// it was about to leave.
+    /// It did not leave its start time beside its pid: it is in another pid namespace, and the pid is another's here,
+    /// or it was about to leave.
     Unknown {
         /// The pid.
         pid: u32,

@@ -982,9 +982,10 @@ fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
 ///
 /// Dropping it gives the room back; nothing is submitted.
 ///
-/// In a forked child a claim that its parent holds is of no use: what the child writes into it stays in the child, what it
-/// reads are zeroes at first, and [`commit`](Self::commit) is an error. That holds for what is asked for after the fork; a
-/// slice that was taken before it is of the lane, which is the parent's, and is not to be used in the child.
+/// In a forked child a claim that its parent holds is of no use: what the child writes into it stays in the child,
+/// what it reads are zeroes at first, and [`commit`](Self::commit) is an error. That holds for what is asked for
+/// after the fork; a slice that was taken before it is of the lane, which is the parent's, and is not to be used in
+/// the child.
 #[derive(Debug)]
 #[must_use = "a claim that is dropped submits nothing"]
 pub struct Claim<'a> {

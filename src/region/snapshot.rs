@@ -62,8 +62,8 @@ pub struct PartyStatus {
     pub suspect: bool,
     /// Whether it has the region locked in memory; `None` if it is dead, or the kernel does not tell.
     pub locked: Option<bool>,
-    /// The CPU on which its process's first thread ran last, by the kernel's number; `None` if it is dead, or the kernel
-    /// does not tell.
+    /// The CPU on which its process's first thread ran last, by the kernel's number; `None` if it is dead, or the
+    /// kernel does not tell.
     pub cpu: Option<u64>,
 }
 

@@ -774,13 +774,13 @@ fn a_submitter_whose_lines_get_no_place_says_so_while_it_has_room_and_ends_when_
 #[test]
 fn a_submitter_whose_input_is_silent_ends_when_the_region_is_lost() {
     for (input, acknowledged) in [("", 0), ("one\n", 1), ("one\nhalf a line", 1)] {
-        for part in [0, 2] {
+        for keep in [|_| 0, |mapped: u64| mapped / 2] {
             let folder = scratch();
             let region = create(&folder, "region", &[]);
             let sequencer = sequence(&region);
             let mut submit = silent_submitter(&region, input, acknowledged);
             let mapped = fs::metadata(&region).unwrap().len();
-            let cut = if part == 0 { 0 } else { mapped / part };
+            let cut = keep(mapped);
             fs::File::options().write(true).open(&region).unwrap().set_len(cut).unwrap();
             let pid = submit.pid();
             eventually("it ends by itself", || !runs(pid));
@@ -968,8 +968,8 @@ fn futex_calls_that_return_early_or_do_nothing_change_nothing() {
 
 // ---- more threads than cores ------------------------------------------------------------------------------
 
-/// Ping-pong between two producers and two workers, in one process: how long a round takes, how often the processor goes
-/// from one to another meanwhile, and how much of it that takes.
+/// Ping-pong between two producers and two workers, in one process: how long a round takes, how often the processor
+/// goes from one to another meanwhile, and how much of it that takes.
 fn ping() {
     let rounds = if long() { 100_000 } else { 1_000u64 };
     let region = Region::anonymous(&Config::new().producers(2).workers(2)).unwrap();

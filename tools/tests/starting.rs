@@ -789,8 +789,8 @@ fn a_region_of_another_boot_is_refused_whole_and_can_be_removed() {
 
 // ---- pid namespaces ---------------------------------------------------------------------------------------
 
-/// A pid namespace that ends with whoever made it: with a `/proc` of its own, or with that of the outer one, in which its
-/// pids are those of others.
+/// A pid namespace that ends with whoever made it: with a `/proc` of its own, or with that of the outer one, in which
+/// its pids are those of others.
 const NAMESPACES: [&[&str]; 2] =
     [&["-mpf", "--kill-child", "--mount-proc", "--"], &["-mpf", "--kill-child", "--"]];
 

@@ -177,8 +177,8 @@ fn a_storm_of_deaths_loses_nothing_and_repeats_nothing() {
     let checked = engine.finish();
     println!(
         "{} kills survived ({} of sequencers, {} of producers, {} of workers), all workers at once {} times, \
-         everybody {} times, {} stops; {epochs} epochs, {} joins; {} commands checked, {} changes, {} records compared, {} places \
-         told",
+         everybody {} times, {} stops; {epochs} epochs, {} joins; {} commands checked, {} changes, {} records compared, \
+         {} places told",
         blows.killed(),
         blows.sequencers_killed,
         blows.producers_killed,

@@ -197,8 +197,9 @@ impl Running {
         output.into()
     }
 
-    /// Waits for its end, as [`end`](Self::end); with the processor time that it took. For one that says little: what it
-    /// says is read afterwards.
+    /// Waits for its end, as [`end`](Self::end); with the processor time that it took. For one that says little: what
+    /// it says is read afterwards.
+    #[expect(clippy::zombie_processes, reason = "wait4 waits for it, and says what it took")]
     pub(crate) fn end_with_cost(mut self) -> (Ended, Duration) {
         drop(self.stdin.take());
         let mut child = self.child.take().expect("not ended yet");
