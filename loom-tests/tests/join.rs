@@ -6,7 +6,7 @@ use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, name};
 use seriatim_loom_tests::{Traced, model};
 use seriatim_ring::Seq;
 use seriatim_ring::control::Verdict;
-use seriatim_ring::sequencer::{Orderer, start_of};
+use seriatim_ring::sequencer::{Orderer, Standing, standing, start_of};
 use seriatim_ring::sync::Ordering;
 use std::sync::Arc;
 
@@ -178,6 +178,44 @@ fn what_a_worker_read_before_it_left_counts() {
             outcomes.note("still there");
         }
         worker.join().unwrap();
+    });
+}
+
+/// Guards J6 (`state` / `standing`). All have died or left, one of them without what it was given; who comes begins
+/// there, in the place of one who had begun further on.
+///
+/// Allowed: nobody there yet; somebody who has the index before it. Forbidden: the newcomer with its predecessor's
+/// first index, so that nobody waits for it.
+#[test]
+fn who_begins_where_others_ended_is_waited_for() {
+    model("join/standing", 5, &["behind", "nobody"], |outcomes| {
+        let (memory, mut orderer) = region();
+        let s = memory.shared();
+        let held = orderer.anchor();
+        let mut before = Worker::join(&memory, &mut orderer, 1);
+        submit(&memory, &mut orderer, 1);
+        before.drain();
+        before.leave();
+        orderer.drop_gate(&s, 1);
+        assert!(orderer.announce(&s));
+        // Without having passed what the other one had.
+        orderer.drop_gate(&s, 0);
+        assert!(orderer.announce(&s));
+        assert_eq!(orderer.anchor(), held);
+        let generation = memory.workers[1].party.ask(memory.bells.requests_word());
+        let sequencer = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || orderer.join(&memory.shared(), 1, generation, name(2)).unwrap())
+        };
+        match standing(&memory.members[1], &memory.workers[1], held) {
+            Standing::Nobody => outcomes.note("nobody"),
+            Standing::Before(at) => {
+                assert_eq!(at, held);
+                outcomes.note("behind");
+            }
+            Standing::Past => panic!("it is yet to get {held}"),
+        }
+        assert_eq!(sequencer.join().unwrap(), held);
     });
 }
 

@@ -4,7 +4,7 @@
 //! sequencer writes   Control      epoch, state, published, anchor
 //!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
-//! worker writes      WorkerPage   cursor, request, name
+//! worker writes      WorkerPage   cursor, request, name, reports
 //! producer writes    LanePage     claims, request, name, refusals
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
@@ -17,6 +17,7 @@
 use crate::gate::{Cursor, Snapshot};
 use crate::lane::Claimed;
 use crate::pad::Padded;
+use crate::reports::{REPORTS, Reports};
 use crate::seq::Seq;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wake::Bell;
@@ -433,7 +434,7 @@ fn tell(requests: &AtomicU32) {
     requests.fetch_add(1, Ordering::Release);
 }
 
-/// A worker's page.
+/// A worker's pages.
 #[repr(C, align(4096))]
 #[derive(Debug, Default)]
 pub struct WorkerPage {
@@ -443,6 +444,8 @@ pub struct WorkerPage {
     pub party: Padded<Party>,
     /// What is to be done when it holds the others up; its own choice, made before it begins.
     pub policy: Padded<Policy>,
+    /// What it says of itself.
+    pub reports: Reports<REPORTS>,
 }
 
 /// When a worker is to be killed: if it is so far behind and has not moved for so long. A time of 0 is never.
@@ -576,7 +579,7 @@ impl Default for Bells {
 #[cfg(not(loom))]
 const _: () = {
     assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 256);
-    assert!(size_of::<WorkerPage>() == 4096 && size_of::<LanePage>() == 4096);
+    assert!(size_of::<WorkerPage>() == 3 * 4096 && size_of::<LanePage>() == 4096);
     assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
 };
 

@@ -38,6 +38,8 @@ pub const POINTS: &[&str] = &[
     "settle.consumed",
     "snapshot.values",
     "snapshot.word",
+    "report.word",
+    "report.written",
     "free.anchor",
     "free.released",
     "skip.settled",

@@ -19,6 +19,7 @@
 //! | [`control`] | what parties tell each other outside the order; the hand-shake of attaching |
 //! | [`event`] | the sequencer's own commands |
 //! | [`errors`] | what went wrong and how often, written by all |
+//! | [`reports`] | what each worker says of itself at an index, the last few |
 //! | [`digest`] | one history, one number |
 //! | [`wake`] | announce, look again, sleep, wake |
 //! | [`crash`] | places where a test lets a process die |
@@ -63,10 +64,13 @@
 //! | J3 | [`control::Party::begin`] | [`control::Party::has_begun`] | a cursor of this generation | `join/begin` |
 //! | J4 | [`control::Party::leave`] | [`control::Party::has_left`] | the last cursor | `join/leave` |
 //! | J5 | the word that says "look at the pages" | [`control::Bells::requests`] | the request | `join/ask`, `join/leave` |
+//! | J6 | `state` in [`sequencer::Orderer::join`] | [`sequencer::standing`] | the generation of who is live | `join/standing` |
 //! | O1 | `ordered`, by [`sequencer::Orderer::turn`] and by a takeover | [`sequencer::has_ordered`] | that the run is in the ring, or was | `order/cursors`, `order/restored` |
 //! | P1 | `next` in [`sequencer::Orderer::settle`] | [`sequencer::published`] | that the runs are in the ring, or were | `order/cursors` |
 //! | C1 | `state`, by [`sequencer::Orderer::close`] and by a takeover | [`control::Reign::state`] | the end in the order; the new epoch | `order/closed`, `order/reopened` |
 //! | E1 | `ready`, in [`errors::ErrorLog::record`] | [`errors::ErrorSlot::read`] | who and what | `errors/read` |
+//! | A1 | `written` in [`reports::Reports::push`] | [`reports::Reports::recent`] | a report's words | `reports/whole` |
+//! | A2 | fence before a report's words | fence before the second look | that the report before it is no longer kept | `reports/overwritten` |
 //! | K1 | what a successor relies on | the successor | nothing between threads: the lock's fall hands over all stores; it keeps a compiler from moving earlier stores behind | `crash/*`, for the order as written |
 //!
 //! Two of them are doubled by a fence that another pair needs at the same place, so that a model sees only both
@@ -91,6 +95,7 @@ pub mod gate;
 pub mod lane;
 pub mod order;
 pub mod pad;
+pub mod reports;
 pub mod seq;
 pub mod sequencer;
 pub mod sync;

@@ -543,7 +543,8 @@ impl Orderer {
         member.name.store(name);
         crash_point!("join.described");
         // From here on it gates, at the anchor until it begins.
-        // ORDERING [K1]: Release; for a successor: a member that is live has a start.
+        // ORDERING [J6]: Release; pairs with the Acquire in `standing`: who sees that it is live sees its generation.
+        // K1 as well, for a successor: a member that is live has a start.
         member.state.store(LIVE, Ordering::Release);
         crash_point!("join.live");
         self.announce_member(s, slot, member);
@@ -676,6 +677,35 @@ pub fn gate(member: &MemberEntry, page: &WorkerPage) -> Seq {
     let start = Seq::new(member.start.load(Ordering::Relaxed));
     let begun = page.party.has_begun(member.generation.load(Ordering::Relaxed));
     if begun { page.cursor.position().max(start) } else { start }
+}
+
+/// Where a worker stands to an index, for who waits until all that it concerns have passed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Nobody gates in this slot.
+    Nobody,
+    /// It has passed the index, or began behind it.
+    Past,
+    /// It has the index before it, and is here.
+    Before(Seq),
+}
+
+/// Where the worker of a slot stands to an index. One that is being let in has it before it until it is known where it
+/// begins.
+#[must_use]
+pub fn standing(member: &MemberEntry, page: &WorkerPage, index: Seq) -> Standing {
+    // ORDERING [J6]: Acquire; pairs with the Release in `join`: the generation is that of who is live, and the answer to
+    // that one says that `first` is its own.
+    if member.state.load(Ordering::Acquire) != LIVE {
+        return Standing::Nobody;
+    }
+    let generation = member.generation.load(Ordering::Relaxed);
+    let is_in = member.answer.get(generation) == Some(Verdict::Granted);
+    if is_in && Seq::new(member.first.load(Ordering::Relaxed)) > index {
+        return Standing::Past;
+    }
+    let at = gate(member, page);
+    if at > index { Standing::Past } else { Standing::Before(at) }
 }
 
 /// The position and digest of the slowest gate, at or before every gate; `None` if nobody gates, or if a cursor
