@@ -67,6 +67,7 @@
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
 //! | [`Digest`] | one number for all commands before an index |
+//! | [`Agreement`] | whether workers made the same of the same commands, by what they [report](Worker::report) |
 //! | [`Snapshot`], [`inspect`] | a region at a glance / a file as it lies there, also a damaged one |
 //!
 //! # What is promised
@@ -119,6 +120,13 @@
 //! the same history; newcomers start from the order's own digest, so theirs are equal, too. It guards against
 //! mistakes and damage, not against an adversary. A region can do with less: [`DigestOf`].
 //!
+//! # Agreement, and barriers
+//!
+//! That all saw the same commands does not say that they made the same of them. A worker can say what it made of them:
+//! it [reports](Worker::report) a fingerprint of its state after an index, and [`Region::agreement`] says up to which index
+//! all have reported the same, or at which they began to differ, and who. That costs some stores a report, and nothing
+//! where nobody reports. [`Region::wait_applied`] waits until all have passed an index, and names who has not.
+//!
 //! # Whom to trust
 //!
 //! A party of another process maps the file read-only and only its own pages writable, so a wild store in a worker
@@ -131,8 +139,10 @@
 use seriatim_ring::crash_point;
 
 pub mod affinity;
+mod agreement;
 mod assistance;
 mod attach;
+mod barrier;
 mod config;
 #[cfg(feature = "crash-points")]
 pub mod crash;
@@ -164,6 +174,8 @@ mod worker;
 
 use std::fmt;
 
+pub use agreement::{Agreement, Difference, Diverged, Reported, Reporter};
+pub use barrier::{ApplyError, Behind};
 pub use config::{Config, ConfigError, DigestOf, HugePages, UnknownDigest, WithoutWorkers};
 pub use error::{
     AttachError, CreateError, HeaderError, HeldBy, LockError, NoHugePages, PlacementError, RemoveError,
@@ -191,7 +203,7 @@ pub use sequencer::{
 pub use seriatim_ring::Seq;
 pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};
-pub use worker::{JoinOptions, Worker, WorkerError};
+pub use worker::{JoinOptions, ReportError, Worker, WorkerError};
 
 /// The digest of all commands before an index: equal digests at an equal index mean the same history.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]

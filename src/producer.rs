@@ -17,6 +17,7 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::affinity::Spinning;
 use crate::assistance::Helper;
 use crate::attach::{OnLane, Seat, take_seat};
+use crate::barrier::{self, ApplyError};
 use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
@@ -884,6 +885,36 @@ impl Producer {
             }
         }
         Ok(find_place(self.region.map(), self.seat.index, cell).map_or(Sequenced::LongAgo, Sequenced::At))
+    }
+
+    /// Waits until every worker has applied the command at an index of the order; as [`Region::wait_applied`], in this
+    /// producer's [way](AttachOptions::wait), and helping a sequencer that wants it.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use seriatim::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let worker = Worker::join(&region, "w")?;
+    /// let working = std::thread::spawn(move || worker.run(|_| ()));
+    /// let mut producer = Producer::attach(&region, "controller")?;
+    /// let index = producer.submit(7, b"drop table")?;
+    /// if let Sequenced::At(seq) = producer.wait_sequenced(index)? {
+    ///     producer.wait_applied(seq, Instant::now() + Duration::from_secs(60))?; // gone, everywhere
+    /// } // else it was passed by all so long ago that the region no longer says where it is
+    /// sequencer.close()?;
+    /// working.join().unwrap()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ApplyError`]: at the deadline it names who has not, and where each stands.
+    pub fn wait_applied(&mut self, seq: Seq, at: Instant) -> Result<(), ApplyError> {
+        if fork::is_child() {
+            return Err(ApplyError::Forked);
+        }
+        barrier::wait_applied(&self.region, seq, at, self.wait, Some(&mut self.helper))
     }
 
     /// Whether nothing more gets its place until a sequencer reopens the order.

@@ -14,6 +14,7 @@ use crate::liveness::{Lock, Role};
 use crate::region::layout::Part;
 use crate::*;
 
+mod agreement;
 mod flood;
 
 /// A region and its sequencer, turned by hand.

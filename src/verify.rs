@@ -6,6 +6,7 @@
 //! cells      what is held can be read, and payloads have the digests that their producers took, if they did
 //! tickets    name lanes that exist, and no more than these have outstanding
 //! digests    recomputed from the anchor; each worker's is that of its index
+//! reports    are for what is in the order, and those for one index are the same
 //! ```
 //!
 //! It reads only, takes every number for what somebody may have damaged, and gates nobody: so what it looks at may
@@ -21,6 +22,7 @@ use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::Ticket;
 
 use crate::Digest;
+use crate::agreement::{Agreement, Reporter};
 use crate::config::DigestOf;
 use crate::fold::{Fold, own_digest};
 use crate::name::Name;
@@ -140,6 +142,7 @@ struct Walk<'a> {
     anchor_digest: u64,
     anchor_run: u64,
     cursors: Vec<Cursor>,
+    agreement: Agreement,
     /// The runs from the anchor's to the last that follows.
     runs: Vec<Run>,
 }
@@ -150,8 +153,8 @@ impl<'a> Walk<'a> {
         let anchor = &map.control().anchor;
         let whole = (0..64).find_map(|_| anchor.load());
         let (at, [digest, run]) = whole.unwrap_or((anchor.position(), [0, 0]));
-        // Cursors before runs: what a worker has passed is in the order when its cursor is read.
-        let cursors = cursors(map);
+        // Cursors and reports before runs: what a worker has passed is in the order when its cursor is read.
+        let (cursors, agreement) = (cursors(map), region.agreement());
         Walk {
             map,
             digest_of: region.digest_of(),
@@ -159,6 +162,7 @@ impl<'a> Walk<'a> {
             anchor_digest: digest,
             anchor_run: run,
             cursors,
+            agreement,
             runs: Vec::new(),
         }
     }
@@ -169,11 +173,12 @@ impl<'a> Walk<'a> {
         let cells = self.check_cells();
         let tickets = self.check_tickets();
         let (digests, digest) = self.check_digests();
+        let reports = check_reports(&self.agreement, self.end());
         Verification {
             from: self.anchor,
             to: self.end(),
             digest,
-            checks: vec![order, lanes, cells, tickets, digests],
+            checks: vec![order, lanes, cells, tickets, digests, reports],
             is_moving: false,
         }
     }
@@ -413,6 +418,21 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// What workers say of what they have passed.
+fn check_reports(agreement: &Agreement, end: Seq) -> Check {
+    let mut check = Check::new("reports");
+    for Reporter { name, slot, reported, .. } in agreement.reporting() {
+        let last = reported.map_or(end, |(_, last)| last);
+        check.expect(last < end, || {
+            format!("worker {:?} (slot {slot}) reports index {last}, the order ends at {end}", name.as_str())
+        });
+    }
+    if let Some(diverged) = &agreement.divergence {
+        check.problem(format!("workers differ at {diverged}"));
+    }
+    check
+}
+
 fn check_cursor(check: &mut Check, cursor: &Cursor, fold: &Fold) {
     let Cursor { who, at, digest } = cursor;
     let (next, expected) = (fold.next(), Digest(fold.digest()));
@@ -452,8 +472,11 @@ fn copied_digest(map: &Map, lane: u16, entry: &Entry) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::offset_of;
     use std::os::unix::fs::FileExt;
     use std::thread;
+
+    use seriatim_ring::control::WorkerPage;
 
     use super::*;
     use crate::region::layout::Layout;
@@ -484,7 +507,10 @@ mod tests {
             }
         }
         while worker.next() < Seq::new(7) {
-            worker.poll().unwrap();
+            let said = worker.poll().unwrap().map(|event| event.seq().get());
+            if let Some(said) = said {
+                worker.report(said).unwrap();
+            }
         }
         drop(sequencer);
         producers[0].submit(2, b"queued").unwrap();
@@ -531,6 +557,9 @@ mod tests {
         let cell = |lane: u16, cell: u64, word: u64| {
             move |layout: &Layout| layout.lane(lane).cells + cell * 64 + word * 8
         };
+        // Of the reports from index 0 on the fifth: behind the words that come before slots.
+        let report =
+            |layout: &Layout| layout.worker(0) + offset_of!(WorkerPage, reports) as u64 + 128 + 4 * 32;
         let last = region.map().order().last().unwrap();
         let cases = [
             (damaged(&region, slot(last, 0), |word| word + 1), "belongs to another slot"),
@@ -541,6 +570,7 @@ mod tests {
             (damaged(&region, cell(1, 4, 1), |digest| digest ^ 1), "payload digest is"),
             (damaged(&region, cell(1, 2, 3), |inline| inline ^ 1 << 63), "payload digest is"),
             (damaged(&region, |layout| layout.lane(2).bytes + 64, |bytes| bytes ^ 1), "payload digest is"),
+            (damaged(&region, report, |index| index + 100), "worker \"w\" (slot 0) reports index 104"),
         ];
         for (found, expected) in cases {
             assert!(found.contains(expected), "expected {expected:?}, found {found:?}");

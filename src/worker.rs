@@ -5,13 +5,16 @@ use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
 use seriatim_ring::event::{Event as Own, OWN_LANE};
+use seriatim_ring::reports::Report;
 use seriatim_ring::sequencer::{published, start_of};
+use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
 
 use crate::Digest;
 use crate::affinity::Spinning;
 use crate::assistance::Helper;
 use crate::attach::{OnWorkerPage, Seat, take_seat};
+use crate::barrier::{self, ApplyError};
 use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::AttachError;
@@ -120,6 +123,24 @@ pub enum WorkerError {
     Forked,
 }
 
+/// A worker cannot report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// It has not been handed anything yet that it could say something of.
+    #[error("nothing to report: this worker has not had its first event, at index {first}")]
+    NothingYet {
+        /// The first index that is delivered to it.
+        first: Seq,
+    },
+    /// There is no region to go on with.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
+    /// This process is a forked child of the one that joined: the worker is the parent's.
+    #[error("this worker joined in the parent process, before a fork")]
+    Forked,
+}
+
 /// One who gets every command, at the same index as everyone else.
 ///
 /// Payloads are lent in place and end with the next call:
@@ -152,6 +173,7 @@ pub struct Worker {
     alarm: Alarm,
     seat: Seat,
     name: Name,
+    number: u64,
     fold: Fold,
     first: Seq,
     wait: Wait,
@@ -193,7 +215,8 @@ impl Worker {
         region.enter_all();
         let seat = take_seat::<OnWorkerPage>(region, name, options.timeout)?;
         let map = region.map();
-        let (follower, digest, first) = start_of(&map.members()[usize::from(seat.index)]);
+        let member = &map.members()[usize::from(seat.index)];
+        let (follower, digest, first) = start_of(member);
         let page = map.worker_page(seat.index);
         page.cursor.store(follower.next(), [digest]);
         options.policy.store(&page.policy);
@@ -203,6 +226,7 @@ impl Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
             fold: Fold::new(map, region.digest_of(), follower, digest),
+            number: member.number.load(Ordering::Relaxed),
             first,
             wait: options.wait,
             release_every: if options.by_hand { u64::MAX } else { options.release_every.into() },
@@ -222,6 +246,12 @@ impl Worker {
     #[must_use]
     pub fn name(&self) -> &str {
         self.name.as_str()
+    }
+
+    /// The member's number, never reused in a region.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// The first index that is delivered to it.
@@ -451,6 +481,11 @@ impl Worker {
     /// Leaves the order: its gate falls at once, and the others learn it at one index.
     pub fn leave(self) {}
 
+    #[cfg(test)]
+    pub(crate) fn slot(&self) -> u16 {
+        self.seat.index
+    }
+
     /// Falls silent without a word, as in a process that is killed.
     #[cfg(test)]
     pub(crate) fn fall(self) {
@@ -574,6 +609,119 @@ impl Worker {
         map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
         crash_point!("poll.released");
         wait::wake_sequencer(map.bells(), FOR_ROOM);
+    }
+
+    /// Says what it made of all up to the event that it was handed last, with it: for [`Region::agreement`], which
+    /// compares the workers. Returns the index that this is for, that of the event.
+    ///
+    /// The fingerprint is a number of the caller's choice that follows from its state, and is the same wherever the state
+    /// is: a hash of it, a count, a checksum that goes along. What is no part of it is what workers need not have in
+    /// common, like their names, clocks, or addresses; and of one who joined later, what it began without.
+    ///
+    /// Only reports for the same index are compared, so workers should report at indexes that follow from the order
+    /// alone: after every event, at every hundredth index, after commands of a kind. Who reports every index is told
+    /// exactly at which a difference began. (`poll_batch` with a limit of as many as there are left until the next
+    /// index to report, or one of the calls that hand out a single event.) Of a second report for the same index the
+    /// later one counts. The last 255 reports are kept, until the worker leaves.
+    ///
+    /// A few stores to this worker's own pages: no fence that costs, no system call. It says nothing about what is
+    /// [released](Self::release).
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let mut workers = ["counts", "skips"].map(|name| Worker::join(&region, name).unwrap());
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// producer.submit_batch(&[(1, b"a"), (2, b"b"), (1, b"c")])?;
+    /// let mut skipped = None;
+    /// for worker in &mut workers {
+    ///     let (mut commands, mut count) = (0, 0);
+    ///     while commands < 3 {
+    ///         if let Event::Command(command) = worker.recv()? {
+    ///             commands += 1;
+    ///             count += u64::from(command.kind);
+    ///             if command.kind == 2 {
+    ///                 skipped = Some(command.seq);
+    ///             }
+    ///         }
+    ///         if worker.name() == "skips" && count == 3 {
+    ///             count = 1; // a mistake
+    ///         }
+    ///         worker.report(count)?;
+    ///     }
+    /// }
+    /// let found = region.agreement().divergence.expect("they differ");
+    /// assert_eq!(Some(found.seq), skipped);
+    /// assert!(found.to_string().contains("\"skips\""), "{found}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ReportError::NothingYet`] before its first event; there is no region any more.
+    pub fn report(&mut self, fingerprint: u64) -> Result<Seq, ReportError> {
+        if self.alarm.is_raised() {
+            if fork::is_child() {
+                return Err(ReportError::Forked);
+            }
+            self.region.check_if_hit()?;
+        }
+        let (next, first) = (self.next(), self.first);
+        if next <= first {
+            return Err(ReportError::NothingYet { first });
+        }
+        let index = next.get() - 1;
+        let report = Report { index, digest: self.fold.digest(), fingerprint, member: self.number };
+        self.region.map().worker_page(self.seat.index).reports.push(report);
+        Ok(Seq::new(index))
+    }
+
+    /// Waits until every worker has applied the command at an index, this one included; as [`Region::wait_applied`], in
+    /// this worker's [way](JoinOptions::wait). It has to have received that index, or have joined after it, and releases
+    /// what it was handed before it waits: so all workers can wait for the same index, and none goes on before all have
+    /// come to it.
+    ///
+    /// One that [releases by hand](JoinOptions::release_by_hand) has to have done so: this does not say for it that its
+    /// effects are kept. While it waits it receives nothing, so the order can go on for as long only as its lanes have
+    /// room.
+    ///
+    /// ```
+    /// use std::time::{Duration, Instant};
+    /// use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let workers = ["red", "green"].map(|name| Worker::join(&region, name).unwrap());
+    /// Producer::attach(&region, "p")?.submit(0, b"switch to version 2")?;
+    /// let threads = workers.map(|mut worker| {
+    ///     std::thread::spawn(move || loop {
+    ///         if let Event::Command(command) = worker.recv().unwrap() {
+    ///             let seq = command.seq; // prepared here, not switched yet
+    ///             return worker.wait_applied(seq, Instant::now() + Duration::from_secs(60)); // all are prepared
+    ///         }
+    ///     })
+    /// });
+    /// for thread in threads {
+    ///     thread.join().unwrap()?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ApplyError::Own`], at once, if this worker itself is what would be waited for; otherwise as
+    /// [`Region::wait_applied`].
+    pub fn wait_applied(&mut self, seq: Seq, at: Instant) -> Result<(), ApplyError> {
+        if fork::is_child() {
+            return Err(ApplyError::Forked);
+        }
+        if !self.by_hand && self.next() != self.released {
+            self.release();
+        }
+        if seq >= self.first && self.released <= seq {
+            return Err(ApplyError::Own { seq, released: self.released });
+        }
+        barrier::wait_applied(&self.region, seq, at, self.wait, Some(&mut self.helper))
     }
 
     fn await_one(&mut self, deadline: Option<Instant>) -> Result<Option<Met>, WorkerError> {

@@ -12,6 +12,7 @@ use seriatim_ring::sync::{AtomicU64, Ordering};
 use super::Region;
 use super::file::FileState;
 use crate::Digest;
+use crate::agreement::Agreement;
 use crate::error::HeldBy;
 use crate::error_log::ErrorLog;
 use crate::liveness::Role;
@@ -143,6 +144,8 @@ pub struct Snapshot {
     pub workers: Vec<WorkerStatus>,
     /// Who or what holds others up, if anything does: the order as a whole, or producers that find no room.
     pub held_by: Option<HeldBy>,
+    /// What the workers' reports come to.
+    pub agreement: Agreement,
     /// What became of the region's file.
     pub file: FileState,
     /// What went wrong so far.
@@ -209,6 +212,7 @@ impl Region {
             producers,
             workers: self.worker_statuses(next),
             held_by: self.held_by(is_late, is_full).filter(|_| has_tickets || is_full || !is_over),
+            agreement: self.agreement(),
             file: self.file_state(),
             errors: self.errors(),
         }

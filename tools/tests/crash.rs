@@ -72,7 +72,7 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("drop", _) | ("announce", "left") => &[ServeLeaver],
         ("way", _) | ("announce", "former") => &[ServeSuccessor],
         ("reject" | "skip", _) => &[ServeWild],
-        ("join", "cursor") | ("party", "begun") | ("poll", _) | ("wake", "woken") => &[Work],
+        ("join", "cursor") | ("party", "begun") | ("poll" | "report", _) | ("wake", "woken") => &[Work],
         ("join", _) => &[Serve],
         ("party", "left") | ("leave", _) => &[Leave],
         ("close", _) => &[Close],
@@ -85,7 +85,8 @@ fn scenes(point: &str) -> &'static [Scene] {
 
 /// Whether a point is passed with every command or run, and so can be met at a later pass as well.
 fn is_frequent(point: &str) -> bool {
-    let groups = ["lane.", "order.", "publish.", "settle.", "submit.", "free.", "poll.next", "ticket.in"];
+    let groups =
+        ["lane.", "order.", "publish.", "settle.", "submit.", "free.", "poll.next", "ticket.in", "report."];
     groups.iter().any(|group| point.starts_with(group))
 }
 

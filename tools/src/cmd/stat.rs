@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 use seriatim::{
-    ErrorCode, HeldBy, PartyStatus, ProducerStatus, Region, Snapshot, WorkerPolicy, WorkerStatus,
+    Agreement, Diverged, ErrorCode, HeldBy, PartyStatus, ProducerStatus, Region, Reported, Snapshot,
+    WorkerPolicy, WorkerStatus,
 };
 
 use crate::Outcome;
@@ -25,7 +26,9 @@ Rates need two looks, so only --watch has them. A party is `alive` as long as th
 running or stopped, and `suspect` if it lives, has something to do and has not moved for a second. STUCK is for how
 long a worker has had something to do and has not moved, as the sequencer saw it; FULL for how long a producer has
 found no room. CPU is where a party's process (its first thread) ran last. `held up by` names who keeps others waiting,
-if anybody waits.";
+if anybody waits. `reports` compares what workers report of their state, if any of them does: the highest index that all
+of these have reported in the same way, or the lowest that is to be seen at which they differ, after the one before it at
+which they did not.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -104,6 +107,8 @@ struct StatReport {
     errors: usize,
     last_error: Option<String>,
     sequencer: Option<PartyReport>,
+    /// What the workers' reports come to, if any of them reports.
+    agreement: Option<AgreementReport>,
     /// Why the parties of its process make turns for it, if they do.
     helped: Option<HelpedReport>,
     producers: Vec<ProducerRow>,
@@ -117,6 +122,39 @@ struct HelpedReport {
     cpus: u32,
     parties: u32,
     text: String,
+}
+
+/// What the workers' reports come to.
+#[derive(Debug, Serialize)]
+struct AgreementReport {
+    /// The highest index that all who report have reported in the same way, before any difference.
+    agreed: Option<u64>,
+    diverged: Option<DivergedReport>,
+    /// Workers that gate and report, and those that do not.
+    reporting: Vec<String>,
+    silent: Vec<String>,
+    text: String,
+}
+
+/// Where they differ.
+#[derive(Debug, Serialize)]
+struct DivergedReport {
+    index: u64,
+    /// The last index before it at which these did not, if it can be seen.
+    after: Option<u64>,
+    /// `digest` or `fingerprint`.
+    what: String,
+    reports: Vec<ReportedRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ReportedRow {
+    name: String,
+    slot: u16,
+    number: u64,
+    pid: u32,
+    digest: String,
+    fingerprint: String,
 }
 
 /// Who holds others up.
@@ -206,6 +244,7 @@ impl StatReport {
             errors: snapshot.errors.records.len(),
             last_error: snapshot.errors.records.last().map(ToString::to_string),
             sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
+            agreement: AgreementReport::new(&snapshot.agreement),
             helped: snapshot.helped.map(|load| HelpedReport {
                 cpus: load.cpus,
                 parties: load.parties,
@@ -239,6 +278,44 @@ fn parties(snapshot: &Snapshot) -> impl Iterator<Item = &PartyStatus> {
 fn deaths(snapshot: &Snapshot) -> u64 {
     let deaths = snapshot.errors.records.iter().filter(|record| record.code == ErrorCode::WorkerDied);
     deaths.map(|record| record.count).sum()
+}
+
+impl AgreementReport {
+    fn new(found: &Agreement) -> Option<AgreementReport> {
+        let reporting: Vec<_> = found.reporting().map(|worker| worker.name.to_string()).collect();
+        (!reporting.is_empty()).then(|| AgreementReport {
+            agreed: found.agreed.map(|seq| seq.get()),
+            diverged: found.divergence.as_ref().map(DivergedReport::from),
+            reporting,
+            silent: found.silent().map(|worker| worker.name.to_string()).collect(),
+            text: found.to_string(),
+        })
+    }
+}
+
+impl From<&Diverged> for DivergedReport {
+    fn from(found: &Diverged) -> DivergedReport {
+        DivergedReport {
+            index: found.seq.get(),
+            after: found.after.map(|seq| seq.get()),
+            what: found.what.to_string(),
+            reports: found.reports.iter().map(ReportedRow::from).collect(),
+        }
+    }
+}
+
+impl From<&Reported> for ReportedRow {
+    fn from(said: &Reported) -> ReportedRow {
+        ReportedRow {
+            name: said.name.to_string(),
+            slot: said.slot,
+            number: said.number,
+            pid: said.pid,
+            digest: said.digest.to_string(),
+            // As the digest: a number of 64 bits is more than some programs that read JSON can hold.
+            fingerprint: format!("{:016x}", said.fingerprint),
+        }
+    }
 }
 
 impl Culprit {
@@ -332,6 +409,9 @@ impl Report for StatReport {
         writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
         writeln!(out, "digest of: {}", self.digest_of)?;
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
+        if let Some(agreement) = &self.agreement {
+            writeln!(out, "reports: {}", agreement.text)?;
+        }
         let locked = self.locked_by();
         if !locked.is_empty() {
             writeln!(out, "locked in memory by: {}", locked.join(", "))?;

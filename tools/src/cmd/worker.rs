@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{DigestOf, Event, JoinOptions, Worker, WorkerError, WorkerPolicy};
+use seriatim::{DigestOf, Event, JoinOptions, Worker, WorkerError, WorkerPolicy, payload_digest};
 
 use crate::Outcome;
 use crate::args::patience;
@@ -26,6 +26,7 @@ Examples:
   seriatim worker /dev/shm/orders
   seriatim worker /dev/shm/orders --name audit --out audit.txt --digest
   seriatim worker /dev/shm/orders --count 10
+  seriatim worker /dev/shm/orders --out audit.txt --report
 
 It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`.
 SIGTERM or SIGINT makes it leave.";
@@ -63,6 +64,9 @@ pub(crate) struct Args {
     /// Do not check payloads against the digests that their producers took, if the region has them
     #[arg(long)]
     unchecked: bool,
+    /// Report a fingerprint of what was printed, for each index: `stat` compares it with those of others who do this
+    #[arg(long)]
+    report: bool,
     /// The same as --digest, as JSON
     #[arg(long)]
     json: bool,
@@ -86,6 +90,8 @@ impl Args {
             out,
             to: self.out.display().to_string(),
             left: self.count.unwrap_or(u64::MAX),
+            reports: self.report,
+            printed: None,
             commands: 0,
             bytes: 0,
             end: None,
@@ -125,6 +131,10 @@ struct Printer {
     to: String,
     /// Commands still to print.
     left: u64,
+    /// Whether it reports what it printed.
+    reports: bool,
+    /// Fingerprint of what it printed for the index that it has had last, if that is not reported yet.
+    printed: Option<u64>,
     commands: u64,
     bytes: u64,
     /// Why it is over.
@@ -136,8 +146,9 @@ impl Printer {
     fn print(&mut self, worker: &mut Worker, stop: &Stop) -> Result<&'static str> {
         let mut reason = if self.left == 0 { Some(Ok("count")) } else { None };
         while reason.is_none() {
-            // Never more than is left: what is polled counts as received.
-            let limit = BATCH.min(usize::try_from(self.left).unwrap_or(BATCH));
+            // Never more than is left: what is polled counts as received. A report is for one index.
+            let most = if self.reports { 1 } else { BATCH };
+            let limit = most.min(usize::try_from(self.left).unwrap_or(most));
             if worker.poll_batch(limit, |event| self.take(event))? == 0 {
                 match worker.recv_deadline(Instant::now() + TICK) {
                     Ok(event) => event.into_iter().for_each(|event| self.take(event)),
@@ -149,6 +160,9 @@ impl Printer {
             reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
             if !matches!(reason, Some(Err(_))) {
                 self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
+                if let Some(printed) = self.printed.take().filter(|_| self.reports) {
+                    worker.report(printed)?;
+                }
                 worker.release();
             }
         }
@@ -156,6 +170,10 @@ impl Printer {
     }
 
     fn take(&mut self, event: Event<'_>) {
+        self.printed = Some(match event {
+            Event::Command(command) => payload_digest(command.payload),
+            _ => 0,
+        });
         match event {
             // A batch cannot be left in its middle: after a failed write the rest is dropped.
             Event::Command(command) if self.end.is_none() => {

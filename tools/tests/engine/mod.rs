@@ -176,8 +176,12 @@ impl Engine {
         }
     }
 
-    /// Nobody but the victim ends by itself.
+    /// Nobody but the victim ends by itself, and the workers agree.
     pub(crate) fn check_others(&mut self, victim: Option<Who>, meanwhile: &str) {
+        // Whoever died in the middle of a report, what is read is what somebody reported.
+        if let Some(diverged) = self.region.agreement().divergence {
+            self.fail(&format!("workers differ at {diverged}, while waiting until {meanwhile}"));
+        }
         let others: Vec<Who> = self.running.keys().copied().filter(|&who| Some(who) != victim).collect();
         for who in others {
             if let Some(status) = self.ended(who).filter(|status| !status.success()) {
