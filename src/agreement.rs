@@ -365,7 +365,7 @@ mod tests {
             let differ = (0..24).find(|&seq| at(seq).iter().collect::<BTreeSet<_>>().len() > 1);
             let reporting = said.iter().filter(|said| !said.is_empty()).count();
             let is_agreed = |&seq: &u64| reporting > 1 && at(seq).len() == reporting && differ.is_none_or(|d| seq < d);
-            let agreed = (0..24).filter(is_agreed).next_back();
+            let agreed = (0..24).rfind(is_agreed);
             let at_all = |seq: u64, d: u64| {
                 let said_at = |seq| move |said: &&Vec<(u64, u64)>| said.iter().any(|s| s.0 == seq);
                 said.iter().filter(said_at(d)).all(|said| said_at(seq)(&said))

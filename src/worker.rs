@@ -215,6 +215,8 @@ impl Worker {
         region.enter_all();
         let seat = take_seat::<OnWorkerPage>(region, name, options.timeout)?;
         let map = region.map();
+        // Those of its pages that it has not written yet, too.
+        region.enter(&[Part::Worker(seat.index)], []);
         let member = &map.members()[usize::from(seat.index)];
         let (follower, digest, first) = start_of(member);
         let page = map.worker_page(seat.index);

@@ -124,6 +124,23 @@
 //!
 //! A takeover changes nothing that it would not find in the same way if it died at any of its own stores.
 //!
+//! # Reports, and who has passed an index
+//!
+//! A report's words are stored after a release fence (A2) that follows the count of all reports before it, and before
+//! its own count (A1, release). Who reads a count (A1, acquire) has the words of all reports below it, or later ones in
+//! the same slots. If any word that it copied is that of a later report *n*, its fence comes after the writer's, and
+//! its second look finds a count of at least *n*: what lay in that slot is then *N* reports or more below the count,
+//! and no longer kept. So what is taken is whole, and was said as one. A writer that dies leaves the count where it was;
+//! its successor in the page, who holds the lock, reads that count or a later one of its own, and goes on from there, so
+//! the count never comes back to a value while anybody may still compare with it (in 2^64 reports). Which member a
+//! report is of is said by a word of its own, whole with the others.
+//!
+//! Who waits until an index is passed takes a slot for one that has to pass it as long as a live worker in it stands
+//! before the index (G1, J3), unless the index is before that worker's first. That first is its own: who sees it live
+//! sees its generation (J6), and the answer to that generation comes after its first (J2). A predecessor's answer is
+//! not to that generation. So a worker that begins at the anchor counts as soon as it is live, and one that begins
+//! behind the index as soon as it is known that it does.
+//!
 //! # No lost wake-ups
 //!
 //! A sleeper reads the bell's word, announces itself, passes a sequentially consistent fence, looks again, and waits

@@ -159,7 +159,7 @@ fn produce(region: &Region, ready: impl FnOnce()) -> u64 {
     faults() - before
 }
 
-/// Receives all commands and reads every byte; the page faults that this thread took for it.
+/// Receives all commands, reads every byte and reports each; the page faults that this thread took for it.
 fn work(region: &Region, ready: impl FnOnce()) -> u64 {
     let mut worker = join(region, "w");
     ready();
@@ -169,6 +169,7 @@ fn work(region: &Region, ready: impl FnOnce()) -> u64 {
         if let Event::Command(command) = worker.recv().unwrap() {
             assert!(command.index == next && command.payload == payload(next), "command {next}");
             next += 1;
+            worker.report(next).unwrap();
         }
     }
     faults() - before
