@@ -170,6 +170,10 @@ fn who_reports_seldom_is_compared_where_it_does_and_who_never_does_is_named() {
     let diverged = desk.region.agreement().divergence.unwrap();
     assert_eq!((diverged.seq, diverged.after), (seq, common.last().copied()));
     assert_eq!(diverged.reports.len(), 2);
+    // It takes that back: of two reports for one index the later counts.
+    seldom.report(1).unwrap();
+    let found = desk.region.agreement();
+    assert_eq!((found.agreed, &found.divergence), (Some(seq), &None));
 }
 
 #[test]

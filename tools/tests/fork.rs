@@ -17,8 +17,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, Sequencer, SequencerConfig,
-    SequencerError, SubmitError, WaitError, Worker, WorkerError,
+    ApplyError, Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, ReportError, Sequencer,
+    SequencerConfig, SequencerError, SubmitError, WaitError, Worker, WorkerError,
 };
 
 const PART: &str = "SERIATIM_FORK_PART";
@@ -143,6 +143,10 @@ fn use_handles(region: &Region) {
                 && matches!(observer.recv_deadline(soon), Err(ObserverError::Forked))
                 && matches!(worker.poll(), Err(WorkerError::Forked))
                 && matches!(worker.recv(), Err(WorkerError::Forked))
+                && matches!(worker.report(7), Err(ReportError::Forked))
+                && matches!(worker.wait_applied(before, Instant::now()), Err(ApplyError::Forked))
+                && matches!(producer.wait_applied(before, Instant::now()), Err(ApplyError::Forked))
+                && region.agreement().workers[0].reported.is_none()
                 && {
                     worker.release();
                     cursor() == before
