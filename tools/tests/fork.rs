@@ -17,8 +17,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use seriatim::{
-    ApplyError, Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, ReportError, Sequencer,
-    SequencerConfig, SequencerError, SubmitError, WaitError, Worker, WorkerError,
+    ApplyError, Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, ReportError,
+    Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker, WorkerError,
 };
 
 const PART: &str = "SERIATIM_FORK_PART";
