@@ -143,6 +143,7 @@ mod agreement;
 mod assistance;
 mod attach;
 mod barrier;
+pub mod channel;
 mod config;
 #[cfg(feature = "crash-points")]
 pub mod crash;
