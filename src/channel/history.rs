@@ -1,7 +1,7 @@
 //! [`History`]: what has been commanded, reduced to what still matters.
 //!
-//! A controller keeps one to bring a new worker, or all of them in a new incarnation, to where it stands. A worker keeps
-//! one to know what it has when the next controller comes ([`Reconciler`](super::Reconciler)).
+//! A controller keeps one to bring a new worker, or all of them in a new incarnation, to where it stands. A worker
+//! keeps one to know what it has when the next controller comes ([`Reconciler`](super::Reconciler)).
 //!
 //! ```text
 //!  pushed      set a=1   create x@0   create y(x)@4   ask r(y)   set a=2   x to 3   settle r   create z   drop z
@@ -12,8 +12,8 @@
 //! A command says what it does ([`Commanded::effect`]); what that means for the others is decided here:
 //!
 //! - Of settings, the last of each key is left, [merged](Commanded::merge) with those before.
-//! - A thing that was created has its updates in it ([`Commanded::advance`]), and, of what it cannot take in, one command
-//!   for each key.
+//! - A thing that was created has its updates in it ([`Commanded::advance`]), and, of what it cannot take in, one
+//!   command for each key.
 //! - Of a thing that was dropped nothing is left: no creation, no update, no drop, and no open request that needs it.
 //!   Unless something that lives *needs* it: then all of it stays, its drop included, until that is dropped, too.
 //! - Of a request that was settled nothing is left.
@@ -32,14 +32,15 @@
 //!
 //! - A setting has the same effect on a thing whether it comes before or after the creation.
 //! - Updates of different things, or of one thing under different keys, may change places.
-//! - Whoever sends updates sees to it that everything that lives, things and open requests, can still be made on what it
-//!   needs *as that is then*: who lets x advance to 5 does so when no living thing and no open request needs x at 4.
+//! - Whoever sends updates sees to it that everything that lives, things and open requests, can still be made on what
+//!   it needs *as that is then*: who lets x advance to 5 does so when no living thing and no open request needs x at
+//!   4.
 //! - A request ends when what it needs is dropped.
 //!
 //! # What it costs
 //!
-//! Nothing is left for later: a history is reduced after every command, so that its memory is bounded by what lives (and
-//! what that needs), and a command takes time logarithmic in that.
+//! Nothing is left for later: a history is reduced after every command, so that its memory is bounded by what lives
+//! (and what that needs), and a command takes time logarithmic in that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -64,17 +65,18 @@ pub trait Commanded: Sized {
         std::iter::empty()
     }
 
-    /// Takes up a later setting or update of the same key, so that this one alone does what both did, one after the other.
-    /// Merging a, b and c must come to the same whichever two are merged first. By default the later replaces the earlier.
+    /// Takes up a later setting or update of the same key, so that this one alone does what both did, one after the
+    /// other. Merging a, b and c must come to the same whichever two are merged first. By default the later replaces
+    /// the earlier.
     fn merge(&mut self, later: Self) {
         *self = later;
     }
 
-    /// Takes an update into this creation, so that it creates what the two made together; returns what it cannot take in,
-    /// an update under the same key. By default that is all of it.
+    /// Takes an update into this creation, so that it creates what the two made together; returns what it cannot take
+    /// in, an update under the same key. By default that is all of it.
     ///
-    /// What was returned once has to be returned again, if the same creation is asked; and two updates of one key must come
-    /// to the same whether they are merged first or taken in one after the other.
+    /// What was returned once has to be returned again, if the same creation is asked; and two updates of one key
+    /// must come to the same whether they are merged first or taken in one after the other.
     fn advance(&mut self, update: Self) -> Option<Self> {
         Some(update)
     }

@@ -1,9 +1,9 @@
 //! [`Reconciler`]: from what the workers have to what a new incarnation wants, keeping what can be kept.
 //!
-//! A controller that comes (back) does not know what the workers have. It says what it wants as if they were new, and they
-//! find out what of that they have already. Everything they decide follows from *commands*: the old incarnation's and the
-//! new one's first ones. What a worker happens to have done by then (answered a request, come further with a thing)
-//! plays no part, so that all decide alike.
+//! A controller that comes (back) does not know what the workers have. It says what it wants as if they were new, and
+//! they find out what of that they have already. Everything they decide follows from *commands*: the old
+//! incarnation's and the new one's first ones. What a worker happens to have done by then (answered a request, come
+//! further with a thing) plays no part, so that all decide alike.
 //!
 //! ```text
 //!  old history     set a=1   create x@3   create y(x)@3   create v           ask r(y)
@@ -13,12 +13,12 @@
 //! ```
 //!
 //! A thing is *kept* if the old history has one that lives under this id, the engine can carry it over
-//! ([`Reconcile::carry_over`], for the creation and for every update that the creation could not take in), and all that it
-//! needs is kept, and was what it needed before. All else is made anew, or dropped.
-//! No more can be kept: keeping one thing never stands in the way of keeping another.
+//! ([`Reconcile::carry_over`], for the creation and for every update that the creation could not take in), and all
+//! that it needs is kept, and was what it needed before. All else is made anew, or dropped. No more can be kept:
+//! keeping one thing never stands in the way of keeping another.
 //!
-//! Not kept is what was dropped before the new incarnation, even if something needed it until now, nor what needed it: it
-//! has no name any more under which anything could be made on it.
+//! Not kept is what was dropped before the new incarnation, even if something needed it until now, nor what needed
+//! it: it has no name any more under which anything could be made on it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,12 +29,12 @@ mod tests;
 
 /// A command of an engine that can keep, in a new incarnation, what it has made in an old one.
 pub trait Reconcile: Commanded {
-    /// The commands which make of what this one, of the old incarnation, has brought about what `new` would bring about in a
-    /// worker that is new: an empty vector if that is the same, `None` if it cannot be.
+    /// The commands which make of what this one, of the old incarnation, has brought about what `new` would bring
+    /// about in a worker that is new: an empty vector if that is the same, `None` if it cannot be.
     ///
-    /// Both are settings of one key, creations of one id, or updates of one thing under one key, as a reduced history has
-    /// them: with all in them that they could take in. The commands returned are settings of the key, or updates of the
-    /// thing.
+    /// Both are settings of one key, creations of one id, or updates of one thing under one key, as a reduced history
+    /// has them: with all in them that they could take in. The commands returned are settings of the key, or updates
+    /// of the thing.
     ///
     /// - A creation of the same definition that was let advance less far: `Some`, with an update that lets it advance.
     /// - One that was let advance further, or one of another definition: `None`.
@@ -48,7 +48,7 @@ pub trait Reconcile: Commanded {
 ///
 /// | action | what the engine does |
 /// | --- | --- |
-/// | [`EndRequests`](Self::EndRequests) | forgets all open requests of the old incarnation: nobody waits for an answer |
+/// | [`EndRequests`](Self::EndRequests) | forgets all open requests of the old incarnation |
 /// | [`Reset`](Self::Reset) | the setting goes back to what it is in a worker that is new |
 /// | [`Configure`](Self::Configure) | applies the setting |
 /// | [`Drop`](Self::Drop) | drops the thing, as for a command that drops it |
@@ -65,15 +65,16 @@ pub enum Action<'a, C> {
     Reset(&'a C),
     /// A setting of the new incarnation.
     Configure(&'a C),
-    /// What this command of the old incarnation has created is not wanted, or not as it is. What needs other things comes
-    /// before these.
+    /// What this command of the old incarnation has created is not wanted, or not as it is. What needs other things
+    /// comes before these.
     Drop {
         /// The command that created it.
         old: &'a C,
         /// Whether something of this id is created [`again`](Action::Create) by a later action.
         again: bool,
     },
-    /// What was created by the old incarnation is what the new one wants, with the [`Update`](Action::Update)s that follow.
+    /// What was created by the old incarnation is what the new one wants, with the [`Update`](Action::Update)s that
+    /// follow.
     Keep {
         /// The command that created it.
         old: &'a C,
@@ -132,13 +133,11 @@ pub enum Action<'a, C> {
 ///
 /// impl Reconcile for Command {
 ///     fn carry_over(&self, new: &Self) -> Option<Vec<Self>> {
-///         match (self, new) {
-///             (Create { plan: had, since: from, .. }, Create { plan, since, id, .. }) if had == plan && from <= since => {
-///                 let further = (from < since).then(|| AllowCompaction { id: *id, since: *since });
-///                 Some(Vec::from_iter(further))
-///             }
-///             _ => None,
-///         }
+///         let (Create { plan: had, since: from, .. }, Create { id, plan, since, .. }) = (self, new) else {
+///             return None;
+///         };
+///         let further = (from < since).then(|| AllowCompaction { id: *id, since: *since });
+///         (had == plan && from <= since).then(|| Vec::from_iter(further))
 ///     }
 /// }
 ///
@@ -192,8 +191,8 @@ impl<C: Reconcile> Reconciler<C> {
         self.new.push(command)
     }
 
-    /// The initialization has ended before it was complete, with the next incarnation: the worker still has what the old
-    /// history says.
+    /// The initialization has ended before it was complete, with the next incarnation: the worker still has what the
+    /// old history says.
     #[must_use]
     pub fn abandon(self) -> History<C> {
         self.old
@@ -231,10 +230,11 @@ struct Kept<C: Commanded> {
 
 impl<C: Reconcile> Reconciled<C> {
     /// What to do, one after another: requests end; settings; what is not kept is dropped, in the reverse order of its
-    /// creation; then the new history in canonical order, with what is kept in its place.
+    /// creation; then the new history in canonical order, with what is kept in its place. So a thing that is kept is
+    /// let advance before what needs it is.
     ///
-    /// The same for all workers who had the same commands. Afterwards a worker stands where one that is new would, after
-    /// the new commands alone.
+    /// The same for all workers who had the same commands. Afterwards a worker stands where one that is new would,
+    /// after the new commands alone.
     #[must_use]
     pub fn actions(&self) -> Vec<Action<'_, C>> {
         let mut actions = vec![Action::EndRequests];

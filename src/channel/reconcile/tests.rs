@@ -206,8 +206,8 @@ impl Worker {
     }
 }
 
-/// The commands of an old incarnation, and those of a new one that wants somewhat else: what was at some other point of the
-/// old one, before it ended or after, and then more.
+/// The commands of an old incarnation, and those of a new one that wants somewhat else: what was at some other point
+/// of the old one, before it ended or after, and then more.
 fn two_incarnations(all: &[Dice], cut: usize, other: usize, more: &[Dice]) -> (Vec<Cmd>, Vec<Cmd>) {
     let mut old = go_on(&[], all);
     let mut new: Vec<Cmd> =
