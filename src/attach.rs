@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use seriatim_ring::control::{Answer, Party, Verdict};
+use seriatim_ring::control::{Answer, Party, ProducerRole, Verdict};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
 
@@ -115,10 +115,11 @@ impl Kind for OnWorkerPage {
 /// How long the lock of one who seems to be dying is waited for, and one who has locked a place and does not ask for it.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Takes a place under a name.
+/// Takes a place under a name; a worker's role says nothing.
 pub(crate) fn take_seat<K: Kind>(
     region: &Region,
     name: Name,
+    role: ProducerRole,
     timeout: Duration,
 ) -> Result<Seat, AttachError> {
     let deadline = wait::after(timeout);
@@ -143,7 +144,7 @@ pub(crate) fn take_seat<K: Kind>(
                 continue;
             };
             crash_point!("attach.locked");
-            let generation = ask::<K>(region, index, name);
+            let generation = ask::<K>(region, index, name, role);
             crash_point!("attach.asked");
             match await_answer::<K>(region, index, generation, deadline) {
                 Some(Verdict::Granted) => {
@@ -152,6 +153,7 @@ pub(crate) fn take_seat<K: Kind>(
                 }
                 Some(Verdict::NameTaken) => return Err(name_taken::<K>(region, name)),
                 Some(Verdict::Busy) => was_busy = true,
+                Some(Verdict::OtherRole) => return Err(other_role(region, name, index, role)),
                 None if region.check().is_err() => return Err(lost(region)),
                 None if was_busy => break,
                 None => return Err(no_answer(region, timeout)),
@@ -228,10 +230,17 @@ fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
     AttachError::NameTaken { path: region.path().into(), what: K::WHAT, name, pid }
 }
 
+fn other_role(region: &Region, name: Name, lane: u16, wanted: ProducerRole) -> AttachError {
+    let code = region.map().lane_entry(lane).role.load(Ordering::Relaxed);
+    let found = ProducerRole::of_code(code).unwrap_or_default();
+    AttachError::OtherRole { path: region.path().into(), name, found, wanted }
+}
+
 /// Writes who asks and asks.
-fn ask<K: Kind>(region: &Region, index: u16, name: Name) -> u64 {
+fn ask<K: Kind>(region: &Region, index: u16, name: Name, role: ProducerRole) -> u64 {
     let (party, bells) = (K::party(region, index), region.map().bells());
     party.name.store(name.words());
+    party.role.store(role.code(), Ordering::Relaxed);
     let Process { pid, started } = Process::this();
     party.pid.store(pid.into(), Ordering::Relaxed);
     party.started.store(started, Ordering::Relaxed);

@@ -24,6 +24,7 @@ const POINTS: &[&str] = &[
     "attach.asked",
     "attach.granted",
     "attach.resumed",
+    "open.said",
     "submit.payload",
     "submit.queued",
     "submit.done",

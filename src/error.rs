@@ -5,6 +5,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use seriatim_ring::control::ProducerRole;
+
 use crate::config::{ConfigError, DigestOf};
 use crate::name::{Name, NameError};
 
@@ -320,6 +322,18 @@ pub enum AttachError {
         /// The process that has it, as it says itself.
         pid: u32,
     },
+    /// The name is that of a producer with another role: who is a controller stays one.
+    #[error("{path:?}: producer {name:?} is {}, and was to attach as {}", role_name(*.found), role_name(*.wanted))]
+    OtherRole {
+        /// The path.
+        path: PathBuf,
+        /// The name.
+        name: Name,
+        /// The role of who had it first.
+        found: ProducerRole,
+        /// The role that was asked for.
+        wanted: ProducerRole,
+    },
     /// Payloads were to be checked that nobody takes a digest of.
     #[error("{path:?} has no digests of payloads to check: its digest is {digest_of}, expected payload")]
     NoPayloadDigests {
@@ -435,6 +449,13 @@ pub enum RemoveError {
         /// The system's answer.
         source: io::Error,
     },
+}
+
+fn role_name(role: ProducerRole) -> &'static str {
+    match role {
+        ProducerRole::Injector => "an injector",
+        ProducerRole::Controller => "a controller",
+    }
 }
 
 /// Who holds things up.

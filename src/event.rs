@@ -3,7 +3,9 @@
 use std::fmt;
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::ProducerRole;
 use seriatim_ring::event::Event as Own;
+use seriatim_ring::incarnations::Hello;
 
 use crate::Digest;
 use crate::name::Name;
@@ -67,6 +69,27 @@ pub enum Event<'a> {
         name: Name,
         /// Its lane.
         lane: u16,
+        /// What it is for.
+        role: ProducerRole,
+    },
+    /// A controller is heard from here on, and no other: those before it are superseded. For whoever walks the order
+    /// with a gate, a hello that comes too late is no event; an observer is shown that as well.
+    Incarnation {
+        /// The index.
+        seq: Seq,
+        /// Its number: higher than those of all before it.
+        number: u64,
+        /// What its controller calls it.
+        nonce: u64,
+        /// The controller's number as a producer.
+        producer: u64,
+    },
+    /// The current incarnation's initialization is complete.
+    Initialized {
+        /// The index.
+        seq: Seq,
+        /// The controller's number as a producer.
+        producer: u64,
     },
     /// A producer's lane is no longer heard, after a ticket that could not be right.
     ProducerFenced {
@@ -108,6 +131,8 @@ impl Event<'_> {
             Event::Command(command) => command.seq,
             Event::Joined(change) | Event::Left(change) => change.seq,
             Event::ProducerAttached { seq, .. }
+            | Event::Incarnation { seq, .. }
+            | Event::Initialized { seq, .. }
             | Event::ProducerFenced { seq, .. }
             | Event::Opened { seq, .. }
             | Event::Closed { seq, .. }
@@ -115,13 +140,18 @@ impl Event<'_> {
         }
     }
 
+    pub(crate) fn of_hello(seq: Seq, producer: u64, hello: Hello) -> Event<'static> {
+        let Hello { number, nonce } = hello;
+        Event::Incarnation { seq, number, nonce, producer }
+    }
+
     pub(crate) fn of_own(seq: Seq, kind: u16, own: Option<Own>) -> Event<'static> {
         let change = |slot, number, name| MemberChange { seq, name: Name::from_words(name), slot, number };
         match own {
             Some(Own::Joined { slot, number, name }) => Event::Joined(change(slot, number, name)),
             Some(Own::Left { slot, number, name }) => Event::Left(change(slot, number, name)),
-            Some(Own::Attached { lane, number, name, .. }) => {
-                Event::ProducerAttached { seq, number, name: Name::from_words(name), lane }
+            Some(Own::Attached { lane, number, name, role, .. }) => {
+                Event::ProducerAttached { seq, number, name: Name::from_words(name), lane, role }
             }
             Some(Own::Fenced { lane, number, .. }) => Event::ProducerFenced { seq, number, lane },
             Some(Own::Opened { epoch }) => Event::Opened { seq, epoch },

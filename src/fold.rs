@@ -1,8 +1,11 @@
 //! [`Fold`]: following the order through the lanes, cell by cell, with the chain digest.
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::{LaneEntry, ProducerRole};
 use seriatim_ring::digest::{Place, fold, fold_at};
 use seriatim_ring::event::{self, Event as Own, OWN_LANE, WORDS};
+use seriatim_ring::gate::Past;
+use seriatim_ring::incarnations::{Current, HELLO, HELLO_BYTES, Hello, INITIALIZED, RESERVED};
 use seriatim_ring::lane::{BadCell, Entry, Lane, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
 use seriatim_ring::sync::Ordering;
@@ -37,8 +40,38 @@ pub(crate) struct Met {
     pub(crate) owner: Owner,
     /// What it says, if it is one of the sequencer's own, of a kind that this version knows.
     pub(crate) own: Option<Own>,
+    /// What it is to who walks here.
+    pub(crate) said: Said,
     /// The digest of all before it.
     pub(crate) before: u64,
+}
+
+/// What a command is to who walks over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Something to be handed out.
+    Command,
+    /// The controller of its lane is current from here on.
+    Hello(Hello),
+    /// The current controller's initialization ends here.
+    Initialized,
+    /// It comes from a controller that is not current: it has its index, and nobody gets it.
+    Void,
+}
+
+/// Whose commands a lane has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    /// The sequencer's.
+    Own,
+    /// Those of one who is always heard.
+    Always,
+    /// The current controller's.
+    Current,
+    /// Another controller's.
+    Not,
+    /// Nobody's who could have attached.
+    Nobody,
 }
 
 /// A producer's command that was found and not gone past.
@@ -58,14 +91,70 @@ pub(crate) struct Fold {
     folds: bool,
     /// Who owns each lane, as of this place in the order.
     owners: Vec<Owner>,
+    /// What for, by the code of its role.
+    roles: Vec<u64>,
+    /// And whether that one is heard here.
+    heard: Vec<Heard>,
+    /// The controller that is.
+    current: Current,
+    /// Whether it notes in the region where an incarnation ended.
+    notes_ends: bool,
 }
 
 impl Fold {
     /// Starts where a follower stands. The owners of lanes are what control says now: a lane changes hands only
     /// when all gates have passed its former owner's cells, so what control is ahead of the order concerns no
     /// command that is still to come.
-    pub(crate) fn new(map: &Map, what: DigestOf, follower: Follower, digest: u64) -> Self {
-        Fold { follower, digest, folds: what != DigestOf::Off, owners: owners(map) }
+    pub(crate) fn new(map: &Map, what: DigestOf, follower: Follower, [digest, current]: Past) -> Self {
+        let roles = map.lane_entries().iter().map(|entry| entry.role.load(Ordering::Relaxed)).collect();
+        let mut fold = Fold {
+            follower,
+            digest,
+            folds: what != DigestOf::Off,
+            owners: owners(map),
+            roles,
+            heard: Vec::new(),
+            current: Current::from_word(current),
+            notes_ends: false,
+        };
+        fold.listen();
+        fold
+    }
+
+    /// As one whose gate keeps what it has not passed: it notes where an incarnation ended.
+    pub(crate) fn noting_ends(mut self) -> Self {
+        self.notes_ends = true;
+        self
+    }
+
+    /// Who is current at the next index.
+    pub(crate) fn current(&self) -> Current {
+        self.current
+    }
+
+    /// The producer that is.
+    pub(crate) fn controller(&self) -> Option<u64> {
+        let lane = usize::from(self.current.lane()?);
+        self.owners.get(lane).map(|owner| owner.number)
+    }
+
+    /// What goes with the next index.
+    #[inline]
+    pub(crate) fn past(&self) -> Past {
+        [self.digest, self.current.word()]
+    }
+
+    /// Whom to hear from here on.
+    #[cold]
+    fn listen(&mut self) {
+        let heard = |(lane, &role): (u16, &u64)| match ProducerRole::of_code(role) {
+            _ if lane == OWN_LANE => Heard::Own,
+            Some(ProducerRole::Injector) => Heard::Always,
+            Some(ProducerRole::Controller) if self.current.lane() == Some(lane) => Heard::Current,
+            Some(ProducerRole::Controller) => Heard::Not,
+            None => Heard::Nobody,
+        };
+        self.heard = (0..).zip(&self.roles).map(heard).collect();
     }
 
     #[inline]
@@ -108,8 +197,12 @@ impl Fold {
             // What was read is not what was there: who asks next is told.
             return Ok(None);
         }
-        if CHECK {
+        let said = self.hear(map, seq, lane, &entry)?;
+        if CHECK && said != Said::Void {
             check_payload(map, seq, lane, &entry)?;
+        }
+        if let Said::Hello(hello) = said {
+            self.meet(map, seq, lane, hello);
         }
         if let Some(own) = &own {
             self.apply(own);
@@ -119,7 +212,7 @@ impl Fold {
             self.digest = fold(before, owner.folded(&entry));
         }
         self.follower.advance();
-        Ok(Some(Met { seq, lane, entry, owner, own, before }))
+        Ok(Some(Met { seq, lane, entry, owner, own, said, before }))
     }
 
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
@@ -133,28 +226,29 @@ impl Fold {
         most: u64,
         each: impl FnMut(Command<'_>),
     ) -> Option<u32> {
-        // Asked once a walk, not for every command.
-        if self.folds {
-            self.walk_as::<true>(map, alarm, most, each)
-        } else {
-            self.walk_as::<false>(map, alarm, most, each)
+        let Ok(step) = self.follower.peek(&map.order()) else { return Some(0) };
+        let step = step?;
+        // Asked once a walk, not for every command: a lane has one owner.
+        match (self.heard.get(usize::from(step.lane)), self.folds) {
+            (Some(Heard::Always), true) => Some(self.walk_as::<true, false>(map, step, alarm, most, each)),
+            (Some(Heard::Always), false) => Some(self.walk_as::<false, false>(map, step, alarm, most, each)),
+            (Some(Heard::Current), true) => Some(self.walk_as::<true, true>(map, step, alarm, most, each)),
+            (Some(Heard::Current), false) => Some(self.walk_as::<false, true>(map, step, alarm, most, each)),
+            _ => Some(0),
         }
     }
 
+    /// With `TELLS` the lane may have commands that tell something of its controller.
     #[inline]
-    fn walk_as<const FOLD: bool>(
+    fn walk_as<const FOLD: bool, const TELLS: bool>(
         &mut self,
         map: &Map,
+        Step { seq, lane, cell }: Step,
         alarm: Alarm,
         most: u64,
         mut each: impl FnMut(Command<'_>),
-    ) -> Option<u32> {
-        let Ok(step) = self.follower.peek(&map.order()) else { return Some(0) };
-        let Step { seq, lane, cell } = step?;
-        let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return Some(0) };
-        if lane == OWN_LANE {
-            return Some(0);
-        }
+    ) -> u32 {
+        let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
         let lane = map.lane(lane);
         let most = most.min(self.follower.left().into()) as u32;
         let mut place = Place::of(owner.number, cell.wrapping_sub(owner.base));
@@ -164,6 +258,9 @@ impl Fold {
             let Some((entry, payload)) = read(&lane, cell.wrapping_add(walk.done.into())) else { break };
             if alarm.is_raised() {
                 // This may be a child that was forked by who was handed the one before, or the bytes may be gone.
+                break;
+            }
+            if TELLS && entry.kind >= RESERVED {
                 break;
             }
             let command = Command {
@@ -181,7 +278,7 @@ impl Fold {
             walk.done += 1;
             each(command);
         }
-        Some(walk.done)
+        walk.done
     }
 
     /// The next command, if it is simply the next of a producer's. What it is not is for [`step_as`](Self::step_as) to
@@ -189,9 +286,14 @@ impl Fold {
     #[inline(always)]
     pub(crate) fn plain(&mut self, map: &Map) -> Option<Plain> {
         let Ok(Some(Step { lane, cell, .. })) = self.follower.peek(&map.order()) else { return None };
-        let owner = self.owners.get(usize::from(lane)).copied().filter(|_| lane != OWN_LANE)?;
+        let heard = *self.heard.get(usize::from(lane))?;
+        if !matches!(heard, Heard::Always | Heard::Current) {
+            return None;
+        }
+        let owner = self.owners.get(usize::from(lane)).copied()?;
         crash_point!("poll.next");
-        Some(Plain { lane, owner, entry: map.lane(lane).read(cell).ok()? })
+        let entry = map.lane(lane).read(cell).ok()?;
+        (heard == Heard::Always || entry.kind < RESERVED).then_some(Plain { lane, owner, entry })
     }
 
     /// Folds what [`plain`](Self::plain) found.
@@ -217,11 +319,46 @@ impl Fold {
     /// Notes a lane that changes hands by one of the sequencer's commands.
     #[cold]
     fn apply(&mut self, own: &Own) {
-        if let Own::Attached { lane, number, base, .. } = *own
-            && let Some(owner) = self.owners.get_mut(usize::from(lane))
-        {
+        let Own::Attached { lane, number, base, role, .. } = *own else { return };
+        let at = usize::from(lane);
+        if let (Some(owner), Some(its)) = (self.owners.get_mut(at), self.roles.get_mut(at)) {
             *owner = Owner { number, base };
+            *its = role.code();
+            if self.current.lane() == Some(lane) {
+                // Who was current is gone.
+                self.current = self.current.without_lane();
+            }
+            self.listen();
         }
+    }
+
+    /// What a command is at this place.
+    #[inline]
+    fn hear(&self, map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<Said, Corrupt> {
+        match (self.heard[usize::from(lane)], entry.kind) {
+            (Heard::Own | Heard::Always, _) => Ok(Said::Command),
+            (Heard::Nobody, _) => {
+                let (found, expected) = (self.roles[usize::from(lane)], ProducerRole::Controller.code());
+                Err(Corrupt { seq, field: "role of a lane's owner", found, expected })
+            }
+            (_, HELLO) => {
+                let hello = read_hello(map, seq, lane, entry)?;
+                Ok(if hello.number > self.current.number() { Said::Hello(hello) } else { Said::Void })
+            }
+            (Heard::Not, _) => Ok(Said::Void),
+            (Heard::Current, INITIALIZED) => Ok(Said::Initialized),
+            (Heard::Current, _) => Ok(Said::Command),
+        }
+    }
+
+    /// From a hello on its controller is current.
+    #[cold]
+    fn meet(&mut self, map: &Map, seq: Seq, lane: u16, hello: Hello) {
+        if self.notes_ends {
+            map.incarnations().end(self.current, seq);
+        }
+        self.current = self.current.after(hello.number, lane);
+        self.listen();
     }
 }
 
@@ -274,9 +411,27 @@ fn read_own(map: &Map, entry: &Entry) -> Option<Own> {
     Own::decode(entry.kind, &words)
 }
 
+/// Reads a controller's hello, whose number must have been claimed.
+#[cold]
+pub(crate) fn read_hello(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<Hello, Corrupt> {
+    if entry.len != HELLO_BYTES {
+        let (found, expected) = (entry.len.into(), HELLO_BYTES.into());
+        return Err(Corrupt { seq, field: "length of a hello", found, expected });
+    }
+    let mut words = [0; 2];
+    map.lane(lane).copy(entry, &mut words);
+    let hello = Hello::decode(words);
+    // Its claim came before its ticket.
+    let expected = map.incarnations().newest();
+    if hello.number == 0 || hello.number > expected {
+        return Err(Corrupt { seq, field: "number of an incarnation", found: hello.number, expected });
+    }
+    Ok(hello)
+}
+
 /// Who owns each lane, as control says.
 pub(crate) fn owners(map: &Map) -> Vec<Owner> {
-    let owner = |entry: &seriatim_ring::control::LaneEntry| Owner {
+    let owner = |entry: &LaneEntry| Owner {
         number: entry.number.load(Ordering::Relaxed),
         base: entry.base.load(Ordering::Relaxed),
     };

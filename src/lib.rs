@@ -65,6 +65,7 @@
 //! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place |
 //! | [`Worker`] | receives everything, at the same index as everyone else, and gates: what it has not passed stays |
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
+//! | [`channel`] | commands of a type of one's own; controllers that supersede each other |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
 //! | [`Digest`] | one number for all commands before an index |
 //! | [`Agreement`] | whether workers made the same of the same commands, by what they [report](Worker::report) |
@@ -202,6 +203,7 @@ pub use sequencer::{
     Assist, Load, Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn,
 };
 pub use seriatim_ring::Seq;
+pub use seriatim_ring::control::ProducerRole;
 pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};
 pub use worker::{JoinOptions, ReportError, Worker, WorkerError};

@@ -70,7 +70,7 @@ impl Desk {
     fn is_needed(&self) -> bool {
         let entries = self.lock();
         let (next, _) = published(self.region.map().control());
-        entries.ended || entries.waiting.is_empty() || entries.waiting.iter().any(|entry| entry.at < next)
+        entries.ended || entries.waiting.iter().any(|entry| entry.at < next)
     }
 
     fn serve(&self) {
@@ -194,8 +194,8 @@ pub struct Summons {
 }
 
 impl Summons {
-    /// Asks to be woken once for what comes next; `false` if it is there already, or the order has ended: then nobody
-    /// wakes, and the worker polls again. A wait that follows is to be bounded all the same, for the notifier may be gone, and
+    /// Asks to be woken once for what comes next; `false` if it is there already, or the order has ended: then the worker
+    /// polls again (and may be woken all the same, for nothing). A wait that follows is to be bounded all the same, for the notifier may be gone, and
     /// the region, too, which [`Worker::recv`] looks after and nobody does here: call [`Worker::poll`] from time to
     /// time.
     #[must_use = "who is not to be woken must not wait"]
@@ -315,7 +315,7 @@ mod tests {
         });
         producer.submit(0, b"").unwrap();
         producer.wait_sequenced(0).unwrap();
-        assert!(!summons.arm(&mut worker), "it is there");
+        assert!(!notifier.summons(|| {}).arm(&mut worker), "it is there");
         while worker.poll().unwrap().is_some() {}
         assert!(summons.arm(&mut worker));
         summons.disarm();

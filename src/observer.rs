@@ -3,10 +3,13 @@
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::ProducerRole;
 use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
+use seriatim_ring::incarnations::{HELLO, Hello, INITIALIZED};
 use seriatim_ring::lane::{Entry, Owner};
 use seriatim_ring::order::{Look, Run};
 use seriatim_ring::sequencer::published;
+use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::Digest;
@@ -58,7 +61,9 @@ pub enum ObserverError {
 ///
 /// What it delivers is never a mix of two commands: it copies first and then makes sure that nobody had begun to
 /// write there. One that was lapped goes on at the newest command, so what it missed may include the end
-/// ([`Event::Closed`]): whoever waits for that also asks [`Region::snapshot`].
+/// ([`Event::Closed`]): whoever waits for that also asks [`Region::snapshot`]. It shows what is in the order, not what
+/// counts: it does not pass over the commands of superseded controllers ([`Event::Incarnation`]), for it may have missed
+/// what superseded them.
 ///
 /// ```
 /// use seriatim::{Config, Event, Observed, Observer, Producer, Region, Sequencer, SequencerConfig};
@@ -91,6 +96,8 @@ enum Found {
     Nothing,
     Command { seq: Seq, owner: Owner, entry: Entry },
     Own { seq: Seq, kind: u16, own: Option<Own> },
+    Hello { seq: Seq, producer: u64, hello: Hello },
+    Initialized { seq: Seq, producer: u64 },
     Missed { from: Seq, to: Seq },
 }
 
@@ -142,6 +149,12 @@ impl Observer {
             Found::Nothing => None,
             Found::Missed { from, to } => Some(Observed::Missed { from, to }),
             Found::Own { seq, kind, own } => Some(Observed::Event(Event::of_own(seq, kind, own))),
+            Found::Hello { seq, producer, hello } => {
+                Some(Observed::Event(Event::of_hello(seq, producer, hello)))
+            }
+            Found::Initialized { seq, producer } => {
+                Some(Observed::Event(Event::Initialized { seq, producer }))
+            }
             Found::Command { seq, owner, entry } => Some(Observed::Event(Event::Command(Command {
                 seq,
                 producer: owner.number,
@@ -245,8 +258,16 @@ impl Observer {
 
     fn found(&mut self, run: &Run, entry: Entry) -> Found {
         let owner = self.owners[usize::from(run.lane)];
-        if run.lane != OWN_LANE {
-            return Found::Command { seq: run.first, owner, entry };
+        let (seq, producer) = (run.first, owner.number);
+        match (run.lane, entry.kind) {
+            (OWN_LANE, _) => {}
+            // A worker stops at a hello of another length.
+            (lane, HELLO) if self.is_controlled(lane) && self.copy.len() == 2 => {
+                let hello = Hello::decode([self.copy[0], self.copy[1]]);
+                return Found::Hello { seq, producer, hello };
+            }
+            (lane, INITIALIZED) if self.is_controlled(lane) => return Found::Initialized { seq, producer },
+            _ => return Found::Command { seq, owner, entry },
         }
         let words: [u64; WORDS] = std::array::from_fn(|i| self.copy.get(i).copied().unwrap_or(0));
         let own = Own::decode(entry.kind, &words);
@@ -256,6 +277,11 @@ impl Observer {
             *owner = Owner { number, base };
         }
         Found::Own { seq: run.first, kind: entry.kind, own }
+    }
+
+    fn is_controlled(&self, lane: u16) -> bool {
+        let role = self.region.map().lane_entry(lane).role.load(Ordering::Relaxed);
+        role == ProducerRole::Controller.code()
     }
 
     /// Goes past `count` commands of a run.

@@ -6,7 +6,8 @@ use std::ops::{Deref, DerefMut, Range};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{LaneEntry, Want};
+use seriatim_ring::control::{LaneEntry, ProducerRole, Want};
+use seriatim_ring::incarnations::RESERVED;
 use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
 use seriatim_ring::order::Look;
 use seriatim_ring::sequencer::{has_ordered, published};
@@ -39,11 +40,12 @@ use crate::wait::{self, Idle, Wait};
 pub struct AttachOptions {
     timeout: Duration,
     wait: Wait,
+    role: ProducerRole,
 }
 
 impl Default for AttachOptions {
     fn default() -> Self {
-        AttachOptions { timeout: Duration::from_secs(1), wait: Wait::default() }
+        AttachOptions { timeout: Duration::from_secs(1), wait: Wait::default(), role: ProducerRole::Injector }
     }
 }
 
@@ -57,6 +59,17 @@ impl AttachOptions {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// What the producer is for. A controller says hello before it is heard, which the channel does.
+    pub(crate) fn role(mut self, role: ProducerRole) -> Self {
+        self.role = role;
+        self
+    }
+
+    /// How long it waits for an answer.
+    pub(crate) fn patience(&self) -> Duration {
+        self.timeout
     }
 
     /// How to wait for room and for the order; default [`Wait::Park`].
@@ -104,6 +117,12 @@ pub enum SubmitError {
         len: usize,
         /// The longest that is allowed.
         max: usize,
+    },
+    /// The kind is one of Seriatim's own.
+    #[error("kind {kind:#06x} is reserved, kinds below {RESERVED:#06x} are allowed")]
+    ReservedKind {
+        /// The kind.
+        kind: u16,
     },
     /// The batch is more than one ticket can name.
     #[error(
@@ -287,7 +306,7 @@ impl Producer {
     ) -> Result<Producer, AttachError> {
         let name = Name::new(name)?;
         region.make_writable("a producer", &[Part::Bells, Part::Tickets])?;
-        let seat = take_seat::<OnLane>(region, name, options.timeout)?;
+        let seat = take_seat::<OnLane>(region, name, options.role, options.timeout)?;
         let map = region.map();
         let written = [Part::Bells, Part::Tickets, Part::Lane(seat.index)];
         region.enter(&written, map.layout().read_by_producer());
@@ -479,6 +498,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
+        check_kind(kind)?;
         let (room, ahead) = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
         Ok(Claim::new(self, room, ahead, kind))
     }
@@ -488,6 +508,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
+        check_kind(kind)?;
         let (room, ahead) = self.waiting(None, |me| me.attempt_claim(len))?;
         Ok(Claim::new(self, room, ahead, kind))
     }
@@ -497,6 +518,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
+        check_kind(kind)?;
         let (room, ahead) = self.waiting(Some(at), |me| me.attempt_claim(len))?;
         Ok(Claim::new(self, room, ahead, kind))
     }
@@ -505,7 +527,7 @@ impl Producer {
     /// [`attempt`](Self::attempt) finds out what it is.
     #[inline(always)]
     fn submit_plain(&mut self, kind: u16, payload: &[u8]) -> Option<u64> {
-        if self.alarm.is_raised() || payload.len() > INLINE {
+        if self.alarm.is_raised() || payload.len() > INLINE || kind >= RESERVED {
             return None;
         }
         let Producer { parts, writer, digests, .. } = self;
@@ -521,6 +543,12 @@ impl Producer {
     /// One attempt to submit a command.
     #[inline(never)]
     fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        check_kind(kind)?;
+        self.attempt_any(kind, payload)
+    }
+
+    /// As [`attempt`](Self::attempt), with a kind of Seriatim's own as well.
+    fn attempt_any(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         self.may_go_on()?;
         self.put(kind, payload)?;
         self.queue().map(|range| range.start)
@@ -556,6 +584,7 @@ impl Producer {
             let payload = payload.as_ref();
             // Whoever was asked for its bytes may have forked.
             undo.0.may_go_on()?;
+            check_kind(*kind)?;
             if payload.len() > INLINE {
                 undo.0.writer.abandon();
                 return undo.0.attempt_batch_outside(commands);
@@ -584,6 +613,7 @@ impl Producer {
             let payload = payload.as_ref();
             // As in `attempt_batch`.
             self.may_go_on()?;
+            check_kind(*kind)?;
             self.put(*kind, payload)?;
         }
         self.queue()
@@ -629,6 +659,21 @@ impl Producer {
             }
             Err(why) => Err(self.no_room(why)),
         }
+    }
+
+    /// Submits a command of a kind of Seriatim's own, waiting for room, until the deadline if there is one.
+    pub(crate) fn submit_reserved(
+        &mut self,
+        kind: u16,
+        payload: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<u64, SubmitError> {
+        self.waiting(deadline, |me| me.attempt_any(kind, payload))
+    }
+
+    /// The index of its lane.
+    pub(crate) fn lane(&self) -> u16 {
+        self.seat.index
     }
 
     /// Whether this process may use the producer.
@@ -936,6 +981,12 @@ impl Drop for Producer {
             map.lane_page(self.seat.index).party.leave(self.seat.generation, map.bells().requests_word());
         }
     }
+}
+
+/// Whether a kind is not one of Seriatim's own.
+#[inline(always)]
+fn check_kind(kind: u16) -> Result<(), SubmitError> {
+    if kind < RESERVED { Ok(()) } else { Err(SubmitError::ReservedKind { kind }) }
 }
 
 /// A batch in progress: what has no ticket in the end is given back, also if a payload panics when it is asked for its

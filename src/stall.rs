@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_cursor_that_cannot_be_is_named_once() {
         let (region, _sequencer, worker) = stuck(WorkerPolicy::Gate);
-        region.map().worker_page(0).cursor.store(Seq::new(1 << 40), [0]);
+        region.map().worker_page(0).cursor.store(Seq::new(1 << 40), [0; 2]);
         let mut watch = Watch::new(Duration::from_secs(1));
         (1..5).for_each(|n| watch.look(&region, n * SECOND));
         let errors = region.errors();

@@ -16,6 +16,8 @@ use crate::*;
 
 mod agreement;
 mod flood;
+#[cfg(feature = "serde")]
+mod incarnations;
 
 /// A region and its sequencer, turned by hand.
 struct Desk {
@@ -343,10 +345,11 @@ fn a_process_can_write_only_the_pages_of_its_parties() {
         maps.lines().filter_map(line).collect()
     };
     let range = |part| region.map().layout().range(part);
-    assert_eq!(writable(), [range(Part::Bells), range(Part::Worker(0))]);
+    let bells_and_channel = range(Part::Bells).start..range(Part::Channel).end;
+    assert_eq!(writable(), [bells_and_channel, range(Part::Worker(0))]);
     let _producer = Producer::attach(&region, "p").unwrap();
-    let tickets_and_bells = range(Part::Tickets).start..range(Part::Bells).end;
-    assert_eq!(writable(), [tickets_and_bells, range(Part::Lane(1)), range(Part::Worker(0))]);
+    let from_tickets = range(Part::Tickets).start..range(Part::Channel).end;
+    assert_eq!(writable(), [from_tickets, range(Part::Lane(1)), range(Part::Worker(0))]);
 }
 
 #[test]

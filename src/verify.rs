@@ -5,7 +5,8 @@
 //! lanes      released <= ordered, no more outstanding than there are cells, runs of a lane follow each other
 //! cells      what is held can be read, and payloads have the digests that their producers took, if they did
 //! tickets    name lanes that exist, and no more than these have outstanding
-//! digests    recomputed from the anchor; each worker's is that of its index
+//! digests    recomputed from the anchor; each worker's is that of its index, and so is who is current
+//! terms      of incarnations that were claimed, or ended where the order goes
 //! reports    are for what is in the order, and those for one index are the same
 //! ```
 //!
@@ -15,6 +16,8 @@
 use seriatim_ring::Seq;
 use seriatim_ring::control::LIVE;
 use seriatim_ring::event::{OWN_CELLS, OWN_LANE};
+use seriatim_ring::gate::Past;
+use seriatim_ring::incarnations::{Current, HIGHEST, TermState};
 use seriatim_ring::lane::Entry;
 use seriatim_ring::order::{Follower, Look, Run};
 use seriatim_ring::sequencer::{gate, published};
@@ -132,17 +135,18 @@ impl Region {
 struct Cursor {
     who: String,
     at: Seq,
-    digest: u64,
+    past: Past,
 }
 
 struct Walk<'a> {
     map: &'a Map,
     digest_of: DigestOf,
     anchor: Seq,
-    anchor_digest: u64,
+    anchor_past: Past,
     anchor_run: u64,
     cursors: Vec<Cursor>,
     agreement: Agreement,
+    terms: Vec<(u16, TermState)>,
     /// The runs from the anchor's to the last that follows.
     runs: Vec<Run>,
 }
@@ -152,17 +156,19 @@ impl<'a> Walk<'a> {
         let map = region.map();
         let anchor = &map.control().anchor;
         let whole = (0..64).find_map(|_| anchor.load());
-        let (at, [digest, run]) = whole.unwrap_or((anchor.position(), [0, 0]));
-        // Cursors and reports before runs: what a worker has passed is in the order when its cursor is read.
+        let (at, [digest, current, run]) = whole.unwrap_or((anchor.position(), [0; 3]));
+        // Cursors, reports and terms before runs: what a worker has passed is in the order when its cursor is read.
         let (cursors, agreement) = (cursors(map), region.agreement());
+        let terms = map.incarnations().terms().collect();
         Walk {
             map,
             digest_of: region.digest_of(),
             anchor: at,
-            anchor_digest: digest,
+            anchor_past: [digest, current],
             anchor_run: run,
             cursors,
             agreement,
+            terms,
             runs: Vec::new(),
         }
     }
@@ -174,11 +180,12 @@ impl<'a> Walk<'a> {
         let tickets = self.check_tickets();
         let (digests, digest) = self.check_digests();
         let reports = check_reports(&self.agreement, self.end());
+        let terms = self.check_terms();
         Verification {
             from: self.anchor,
             to: self.end(),
             digest,
-            checks: vec![order, lanes, cells, tickets, digests, reports],
+            checks: vec![order, lanes, cells, tickets, digests, terms, reports],
             is_moving: false,
         }
     }
@@ -385,7 +392,7 @@ impl<'a> Walk<'a> {
     fn check_digests(&self) -> (Check, Option<Digest>) {
         let mut check = Check::new("digests");
         let start = Follower::new(self.anchor, self.anchor_run);
-        let mut fold = Fold::new(self.map, self.digest_of, start, self.anchor_digest);
+        let mut fold = Fold::new(self.map, self.digest_of, start, self.anchor_past);
         // Bounded by the runs that were found, whatever they say by now.
         let mut wrong = None;
         let mut cursors: Vec<&Cursor> = self.cursors.iter().collect();
@@ -416,6 +423,34 @@ impl<'a> Walk<'a> {
         }
         (check, Some(Digest(fold.digest())))
     }
+
+    /// The terms of incarnations: none is of a number that nobody claimed, none ended where the order does not go.
+    fn check_terms(&self) -> Check {
+        let mut check = Check::new("incarnations");
+        let all = self.map.incarnations();
+        let end = self.end();
+        let current = Current::from_word(self.anchor_past[1]);
+        let newest = all.newest();
+        check.expect(newest <= HIGHEST, || {
+            format!("the newest incarnation is {newest}, expected {HIGHEST} at most")
+        });
+        let lanes = self.map.lane_entries().len();
+        check.expect(current.number() <= newest && current.lane().is_none_or(|lane| usize::from(lane) < lanes), || {
+            let (number, lane) = (current.number(), current.lane());
+            format!("incarnation {number} (lane {lane:?}) is current at the anchor, {newest} are claimed, of {lanes} lanes")
+        });
+        for &(lane, state) in &self.terms {
+            let holds = match state {
+                TermState::None => true,
+                TermState::Open(number) => number <= newest && number > 0,
+                TermState::Ended(at) => at < end,
+            };
+            check.expect(holds, || {
+                format!("the term of lane {lane} is {state:?}; {newest} are claimed, the order ends at {end}")
+            });
+        }
+        check
+    }
 }
 
 /// What workers say of what they have passed.
@@ -434,13 +469,17 @@ fn check_reports(agreement: &Agreement, end: Seq) -> Check {
 }
 
 fn check_cursor(check: &mut Check, cursor: &Cursor, fold: &Fold) {
-    let Cursor { who, at, digest } = cursor;
-    let (next, expected) = (fold.next(), Digest(fold.digest()));
-    check.expect(*at == next && *digest == expected.0, || {
+    let Cursor { who, at, past } = cursor;
+    let (next, [digest, current]) = (fold.next(), fold.past());
+    check.expect(*at == next && *past == [digest, current], || {
         if *at < next {
             format!("{who} gates at index {at}, before the anchor")
+        } else if past[0] != digest {
+            let expected = Digest(digest);
+            format!("{who} has the digest {} at index {at}, expected {expected}", Digest(past[0]))
         } else {
-            format!("{who} has the digest {} at index {at}, expected {expected}", Digest(*digest))
+            let [found, expected] = [past[1], current].map(|word| Current::from_word(word).number());
+            format!("{who} has incarnation {found} current at index {at}, expected {expected}")
         }
     });
 }
@@ -456,8 +495,8 @@ fn cursors(map: &Map) -> Vec<Cursor> {
         let who = format!("worker {:?} (slot {slot})", Name::from_words(member.name.load()));
         let whole = (0..64).find_map(|_| page.cursor.load());
         // One that was let in and has not stored its cursor since gates where it starts.
-        if let Some((at, [digest])) = whole.filter(|(at, _)| *at == gate(member, page)) {
-            cursors.push(Cursor { who, at, digest });
+        if let Some((at, past)) = whole.filter(|(at, _)| *at == gate(member, page)) {
+            cursors.push(Cursor { who, at, past });
         }
     }
     cursors
@@ -583,10 +622,10 @@ mod tests {
             (entry.released.load(Ordering::Relaxed), entry.ordered.load(Ordering::Relaxed));
         control_word(&region, &entry.released, ordered + 1, "lane 1: released is");
         control_word(&region, &entry.ordered, released, "lane 1: ordered is");
-        let (at, [digest, run]) = control.anchor.load().unwrap();
-        control.anchor.store(at, [digest ^ 1, run]);
+        let (at, [digest, current, run]) = control.anchor.load().unwrap();
+        control.anchor.store(at, [digest ^ 1, current, run]);
         assert!(problems(&region).contains("worker \"w\" (slot 0) has the digest"));
-        control.anchor.store(at, [digest, run]);
+        control.anchor.store(at, [digest, current, run]);
         assert_eq!(problems(&region), "");
     }
 

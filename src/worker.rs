@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::ProducerRole;
 use seriatim_ring::event::{Event as Own, OWN_LANE};
 use seriatim_ring::reports::Report;
 use seriatim_ring::sequencer::{published, start_of};
@@ -20,7 +21,7 @@ use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
 use crate::event::{Command, Event};
-use crate::fold::{Corrupt, Fold, Met, Plain};
+use crate::fold::{Corrupt, Fold, Met, Plain, Said};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
@@ -181,6 +182,9 @@ pub struct Worker {
     by_hand: bool,
     /// The cursor as stored.
     released: Seq,
+    /// Commands since then that nobody gets.
+    void_since: u64,
+    superseded: u64,
     closed: bool,
     check_payloads: bool,
     vigil: Vigil,
@@ -210,29 +214,32 @@ impl Worker {
         if options.check_payloads && digest_of != DigestOf::Payload {
             return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
         }
-        region.make_writable("a worker", &[Part::Bells])?;
+        region.make_writable("a worker", &[Part::Bells, Part::Channel])?;
         // Before it gates: it may take a while.
         region.enter_all();
-        let seat = take_seat::<OnWorkerPage>(region, name, options.timeout)?;
+        region.enter(&[Part::Channel], []);
+        let seat = take_seat::<OnWorkerPage>(region, name, ProducerRole::default(), options.timeout)?;
         let map = region.map();
         // Those of its pages that it has not written yet, too.
         region.enter(&[Part::Worker(seat.index)], []);
         let member = &map.members()[usize::from(seat.index)];
-        let (follower, digest, first) = start_of(member);
+        let (follower, past, first) = start_of(member);
         let page = map.worker_page(seat.index);
-        page.cursor.store(follower.next(), [digest]);
+        page.cursor.store(follower.next(), past);
         options.policy.store(&page.policy);
         crash_point!("join.cursor");
         page.party.begin(seat.generation);
         Ok(Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
-            fold: Fold::new(map, region.digest_of(), follower, digest),
+            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends(),
             number: member.number.load(Ordering::Relaxed),
             first,
             wait: options.wait,
             release_every: if options.by_hand { u64::MAX } else { options.release_every.into() },
             by_hand: options.by_hand,
+            void_since: 0,
+            superseded: 0,
             closed: false,
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
@@ -273,6 +280,27 @@ impl Worker {
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(self.fold.digest())
+    }
+
+    /// The number of the incarnation that is current at [`next`](Self::next), 0 if there was none yet: also for a
+    /// newcomer, who has not met its hello.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.fold.current().number()
+    }
+
+    /// The number as a producer of that incarnation's controller; `None` if there was none, or its lane has another owner
+    /// by now.
+    #[must_use]
+    pub fn controller(&self) -> Option<u64> {
+        self.fold.controller()
+    }
+
+    /// How many commands of superseded controllers it has passed over, their late hellos included. They have their
+    /// indexes, and are in the digest.
+    #[must_use]
+    pub fn superseded(&self) -> u64 {
+        self.superseded
     }
 
     /// How many commands are published that it has not had yet.
@@ -519,6 +547,10 @@ impl Worker {
             if met.lane == OWN_LANE {
                 self.note_end(&met);
             }
+            if met.said == Said::Void {
+                self.pass_over();
+                continue;
+            }
             // Before its first index a newcomer only folds.
             if met.seq >= self.first {
                 return Ok(Some(met));
@@ -526,11 +558,20 @@ impl Worker {
         }
     }
 
+    /// Notes a command of a superseded controller.
+    #[cold]
+    fn pass_over(&mut self) {
+        self.superseded += 1;
+        self.void_since += 1;
+    }
+
     /// Says how far it is, before there is nothing more to do.
     #[inline]
     fn run_dry(&mut self) {
-        // Before its first index a newcomer has nothing to keep.
-        if self.next() != self.released && (!self.by_hand || self.next() <= self.first) {
+        // Before its first index a newcomer has nothing to keep, and of what nobody gets there is nothing to keep.
+        let kept =
+            self.by_hand && self.next() > self.first && self.next().since(self.released) > self.void_since;
+        if self.next() != self.released && !kept {
             self.release();
         }
     }
@@ -563,12 +604,16 @@ impl Worker {
 
     #[inline]
     fn event(&self, met: &Met) -> Event<'_> {
-        if met.lane == OWN_LANE {
-            return Event::of_own(met.seq, met.entry.kind, met.own);
+        let producer = met.owner.number;
+        match met.said {
+            _ if met.lane == OWN_LANE => return Event::of_own(met.seq, met.entry.kind, met.own),
+            Said::Hello(hello) => return Event::of_hello(met.seq, producer, hello),
+            Said::Initialized => return Event::Initialized { seq: met.seq, producer },
+            Said::Command | Said::Void => {}
         }
         Event::Command(Command {
             seq: met.seq,
-            producer: met.owner.number,
+            producer,
             index: met.entry.cell.wrapping_sub(met.owner.base),
             kind: met.entry.kind,
             payload: payload::read(
@@ -608,7 +653,8 @@ impl Worker {
         }
         let map = self.region.map();
         self.released = self.fold.next();
-        map.worker_page(self.seat.index).cursor.store(self.released, [self.fold.digest()]);
+        self.void_since = 0;
+        map.worker_page(self.seat.index).cursor.store(self.released, self.fold.past());
         crash_point!("poll.released");
         wait::wake_sequencer(map.bells(), FOR_ROOM);
     }
@@ -755,7 +801,8 @@ impl Worker {
     /// Before its thread waits elsewhere: nobody is to wait for it here. Whether it is to wait, or there is something
     /// already: a command, an error, the end.
     pub(crate) fn goes_elsewhere(&mut self) -> bool {
-        if self.alarm.is_raised() || self.fold.is_behind(self.region.map()) || self.is_ended() {
+        let is_alarmed = self.alarm.is_raised() && self.check().is_err();
+        if is_alarmed || self.fold.is_behind(self.region.map()) || self.is_ended() {
             return false;
         }
         self.run_dry();

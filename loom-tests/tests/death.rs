@@ -6,7 +6,7 @@ use loom::thread;
 use seriatim_loom_tests::Traced;
 use seriatim_loom_tests::crash::{model_of_death, mortal};
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Seen, Size, Worker, name, payload};
-use seriatim_ring::control::Verdict;
+use seriatim_ring::control::{ProducerRole, Verdict};
 use seriatim_ring::event::{Event, OWN_LANE};
 use seriatim_ring::sequencer::{Orderer, Shared};
 use seriatim_ring::sync::Ordering;
@@ -98,7 +98,7 @@ fn check_newcomer(memory: &Memory, orderer: &mut Orderer, slot: u16, old: &mut W
     old.drain();
     assert_eq!((new.follower.next(), new.digest), (old.follower.next(), old.digest), "digests");
     orderer.free(&memory.shared());
-    let (at, [digest, _]) = memory.control.anchor.load().unwrap();
+    let (at, [digest, ..]) = memory.control.anchor.load().unwrap();
     assert_eq!((at, digest), (old.follower.next(), old.digest), "the anchor");
     for lane in &memory.lanes {
         assert_eq!(lane.released.load(Ordering::Relaxed), lane.ordered.load(Ordering::Relaxed));
@@ -170,7 +170,7 @@ fn let_in<'a>(memory: &'a Memory, orderer: &mut Orderer, lane: u16) -> Producer<
     party.name.store(name(lane.into()));
     let generation = party.ask(memory.bells.requests_word());
     loop {
-        match orderer.admit(&s, lane, generation, party.name.load()) {
+        match orderer.admit(&s, lane, generation, party.name.load(), ProducerRole::Injector) {
             Some(verdict) => {
                 assert_eq!(verdict, Verdict::Granted);
                 return Producer::attach(memory, lane);

@@ -5,7 +5,7 @@ use loom::thread;
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, name};
 use seriatim_loom_tests::{Traced, model};
 use seriatim_ring::Seq;
-use seriatim_ring::control::Verdict;
+use seriatim_ring::control::{ProducerRole, Verdict};
 use seriatim_ring::sequencer::{Orderer, Standing, standing, start_of};
 use seriatim_ring::sync::Ordering;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn region() -> (Arc<Memory>, Orderer) {
     let s = memory.shared();
     let mut orderer = Orderer::take_over(&s).unwrap();
     let mut worker = Worker::join(&memory, &mut orderer, 0);
-    assert_eq!(orderer.admit(&s, 1, 1, name(7)), Some(Verdict::Granted));
+    assert_eq!(orderer.admit(&s, 1, 1, name(7), ProducerRole::Injector), Some(Verdict::Granted));
     worker.drain();
     orderer.free(&s);
     (memory, orderer)
@@ -86,7 +86,7 @@ fn who_is_let_in_sees_where_it_starts() {
     model("join/answer", 5, &["granted", "waiting"], |outcomes| {
         let (memory, mut orderer) = region();
         submit(&memory, &mut orderer, 1);
-        let (anchor, [digest, run]) = memory.control.anchor.load().unwrap();
+        let (anchor, [digest, current, run]) = memory.control.anchor.load().unwrap();
         let joins_at = orderer.next();
         let generation = memory.workers[1].party.ask(memory.bells.requests_word());
         let sequencer = {
@@ -97,8 +97,8 @@ fn who_is_let_in_sees_where_it_starts() {
         match member.answer.get(generation) {
             None => outcomes.note("waiting"),
             Some(verdict) => {
-                let (follower, start_digest, first) = start_of(member);
-                assert_eq!((verdict, start_digest, first), (Verdict::Granted, digest, joins_at));
+                let (follower, past, first) = start_of(member);
+                assert_eq!((verdict, past, first), (Verdict::Granted, [digest, current], joins_at));
                 assert_eq!((follower.next(), follower.run()), (anchor, run));
                 assert_eq!(member.name.load(), name(2));
                 outcomes.note("granted");
@@ -232,7 +232,7 @@ fn a_newcomer_comes_to_the_same_digests() {
         let s = memory.shared();
         let mut orderer = Orderer::take_over(&s).unwrap();
         let mut old = Worker::join(&memory, &mut orderer, 0);
-        orderer.admit(&s, 1, 1, name(7)).unwrap();
+        orderer.admit(&s, 1, 1, name(7), ProducerRole::Injector).unwrap();
         old.drain();
         submit(&memory, &mut orderer, 2);
         let places = Arc::new(Traced::new(4));

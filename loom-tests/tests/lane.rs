@@ -156,7 +156,7 @@ fn what_is_released_is_reused() {
                 next += 1;
             }
             // In a region without workers the sequencer frees what it has read itself.
-            orderer.discard(&s, orderer.next(), 0);
+            orderer.discard(&s, orderer.next(), [0; 2]);
         }
         producer.join().unwrap();
         assert_eq!(memory.lanes[1].released.load(Ordering::Relaxed), 2);

@@ -41,7 +41,7 @@ fn a_gating_worker_is_never_lapped() {
     model("order/worker", 4, &["held", "pending", "published", "whole"], |outcomes| {
         let slots: Arc<Vec<Slot>> = Arc::new((0..2).map(|_| Slot::new()).collect());
         let (cursor, places) = (Arc::new(Cursor::default()), Arc::new(Traced::new(2)));
-        cursor.store(run(0).first, [0]);
+        cursor.store(run(0).first, [0; 2]);
         let worker = {
             let (slots, cursor, places) = (Arc::clone(&slots), Arc::clone(&cursor), Arc::clone(&places));
             thread::spawn(move || {
@@ -55,7 +55,7 @@ fn a_gating_worker_is_never_lapped() {
                     places.read(seen);
                     me.advance();
                     seen += 1;
-                    cursor.store(me.next(), [seen]);
+                    cursor.store(me.next(), [seen, 0]);
                 }
                 seen
             })

@@ -5,7 +5,7 @@
 //!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
 //! worker writes      WorkerPage   cursor, request, name, reports
-//! producer writes    LanePage     claims, request, name, refusals
+//! producer writes    LanePage     claims, request, name, role, refusals
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
 //!
@@ -111,8 +111,9 @@ pub struct Control {
     pub reign: Padded<Reign>,
     /// How far the order goes.
     pub published: Padded<Published>,
-    /// An index with the digest of all before it and the run that holds it: where a newcomer starts.
-    pub anchor: Padded<Snapshot<2>>,
+    /// An index with what goes with it (the digest of all before it, and who is current there) and the run that
+    /// holds it: where a newcomer starts.
+    pub anchor: Padded<Snapshot<3>>,
     /// Whether the sequencer moves. Raises suspicion, proves nothing.
     pub pulse: Padded<Pulse>,
 }
@@ -158,7 +159,8 @@ impl Control {
         self.reign.void_before.store(ticket, Ordering::Relaxed);
         self.reign.next_producer.store(1, Ordering::Relaxed);
         self.reign.next_member.store(1, Ordering::Relaxed);
-        self.anchor.store(first, [crate::digest::START, 0]);
+        let [digest, current] = crate::gate::BEGINNING;
+        self.anchor.store(first, [digest, current, 0]);
     }
 }
 
@@ -177,10 +179,12 @@ pub enum Verdict {
     NameTaken,
     /// What the slot's former owner left is still in use; try another, or later.
     Busy,
+    /// The name is that of a producer with another role.
+    OtherRole,
 }
 
 impl Verdict {
-    const ALL: [Verdict; 3] = [Verdict::Granted, Verdict::NameTaken, Verdict::Busy];
+    const ALL: [Verdict; 4] = [Verdict::Granted, Verdict::NameTaken, Verdict::Busy, Verdict::OtherRole];
 }
 
 /// The sequencer's answer to the request of one generation.
@@ -213,6 +217,34 @@ impl Answer {
     }
 }
 
+/// What a producer is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ProducerRole {
+    /// Its commands count whoever else there is.
+    #[default]
+    Injector,
+    /// Its commands count while it is the current [incarnation](crate::incarnations).
+    Controller,
+}
+
+impl ProducerRole {
+    /// What a region has for it.
+    #[must_use]
+    pub const fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// The role with this code.
+    #[must_use]
+    pub const fn of_code(code: u64) -> Option<ProducerRole> {
+        match code {
+            0 => Some(ProducerRole::Injector),
+            1 => Some(ProducerRole::Controller),
+            _ => None,
+        }
+    }
+}
+
 /// What the sequencer stores about a lane. Entry 0 is its own lane.
 #[repr(C, align(128))]
 #[derive(Debug)]
@@ -235,6 +267,8 @@ pub struct LaneEntry {
     pub awaited: AtomicU64,
     /// The owner's name.
     pub name: NameCell,
+    /// The owner's [`ProducerRole`], by its code.
+    pub role: AtomicU64,
 }
 
 impl LaneEntry {
@@ -252,6 +286,7 @@ impl LaneEntry {
             awaiting: zero(),
             awaited: zero(),
             name: NameCell::new(),
+            role: zero(),
         }
     }
 }
@@ -289,6 +324,8 @@ pub struct MemberEntry {
     pub start: AtomicU64,
     /// The digest of all before `start`.
     pub start_digest: AtomicU64,
+    /// Who is current at `start`.
+    pub start_current: AtomicU64,
     /// The run that holds `start`.
     pub start_run: AtomicU64,
     /// Its name.
@@ -315,6 +352,7 @@ impl MemberEntry {
             first: zero(),
             start: zero(),
             start_digest: zero(),
+            start_current: zero(),
             start_run: zero(),
             name: NameCell::new(),
             former: zero(),
@@ -349,6 +387,8 @@ pub struct Party {
     pub started: AtomicU64,
     /// Its name.
     pub name: NameCell,
+    /// A producer's [`ProducerRole`], by its code.
+    pub role: AtomicU64,
 }
 
 impl Party {
@@ -363,6 +403,7 @@ impl Party {
             pid: zero(),
             started: zero(),
             name: NameCell::new(),
+            role: zero(),
         }
     }
 
@@ -438,7 +479,7 @@ fn tell(requests: &AtomicU32) {
 #[repr(C, align(4096))]
 #[derive(Debug, Default)]
 pub struct WorkerPage {
-    /// The next index that it will look at, and the digest of all before it.
+    /// The next index that it will look at, and what goes with it.
     pub cursor: Cursor,
     /// Who it is.
     pub party: Padded<Party>,
@@ -580,6 +621,7 @@ impl Default for Bells {
 const _: () = {
     assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 256);
     assert!(size_of::<WorkerPage>() == 3 * 4096 && size_of::<LanePage>() == 4096);
+    assert!(size_of::<Padded<Party>>() == 128);
     assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
 };
 

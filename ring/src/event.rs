@@ -1,9 +1,10 @@
 //! The sequencer's own commands: changes of the world, in the order like everything else.
 //!
 //! They lie in lane 0, without tickets, each in 56 bytes of the byte ring:
-//! `slot or lane │ number │ base or epoch │ name (4 words)`. The kind of the cell says which event it is.
+//! `slot or lane (and a producer's role) │ number │ base or epoch │ name (4 words)`. The kind of the cell says which
+//! event it is.
 
-use crate::control::NameWords;
+use crate::control::{NameWords, ProducerRole};
 use crate::digest::{Folded, START, fold};
 
 /// The sequencer's lane.
@@ -48,6 +49,8 @@ pub enum Event {
         base: u64,
         /// Its name.
         name: NameWords,
+        /// What it is for.
+        role: ProducerRole,
     },
     /// A lane queued a ticket that cannot be right and is no longer heard.
     Fenced {
@@ -79,7 +82,9 @@ impl Event {
         match *self {
             Event::Joined { slot, number, name } => (1, words(slot.into(), number, 0, name)),
             Event::Left { slot, number, name } => (2, words(slot.into(), number, 0, name)),
-            Event::Attached { lane, number, base, name } => (3, words(lane.into(), number, base, name)),
+            Event::Attached { lane, number, base, name, role } => {
+                (3, words(u64::from(lane) | role.code() << 16, number, base, name))
+            }
             Event::Fenced { lane, number, count } => (4, words(lane.into(), number, count, none)),
             Event::Opened { epoch } => (5, words(0, 0, epoch, none)),
             Event::Closed { epoch } => (6, words(0, 0, epoch, none)),
@@ -90,11 +95,13 @@ impl Event {
     #[must_use]
     pub fn decode(kind: u16, words: &[u64; WORDS]) -> Option<Event> {
         let [slot, number, third, n0, n1, n2, n3] = *words;
-        let (slot, name) = (slot as u16, [n0, n1, n2, n3]);
+        let (slot, above, name) = (slot as u16, slot >> 16, [n0, n1, n2, n3]);
         Some(match kind {
             1 => Event::Joined { slot, number, name },
             2 => Event::Left { slot, number, name },
-            3 => Event::Attached { lane: slot, number, base: third, name },
+            3 => {
+                Event::Attached { lane: slot, number, base: third, name, role: ProducerRole::of_code(above)? }
+            }
             4 => Event::Fenced { lane: slot, number, count: third },
             5 => Event::Opened { epoch: third },
             6 => Event::Closed { epoch: third },
@@ -122,7 +129,8 @@ mod tests {
         let events = [
             Event::Joined { slot: 7, number: 8, name },
             Event::Left { slot: 7, number: 8, name },
-            Event::Attached { lane: 9, number: 10, base: u64::MAX, name },
+            Event::Attached { lane: 9, number: 10, base: u64::MAX, name, role: ProducerRole::Injector },
+            Event::Attached { lane: 1000, number: 10, base: 0, name, role: ProducerRole::Controller },
             Event::Fenced { lane: 9, number: 10, count: 11 },
             Event::Opened { epoch: 12 },
             Event::Closed { epoch: 13 },
@@ -132,6 +140,7 @@ mod tests {
             assert_eq!(Event::decode(kind, &words), Some(event));
         }
         assert_eq!(Event::decode(0, &[0; WORDS]), None);
+        assert_eq!(Event::decode(3, &[2 << 16, 0, 0, 0, 0, 0, 0]), None);
         assert_ne!(digest(&[0; WORDS]), digest(&[0, 0, 0, 1, 0, 0, 0]));
     }
 }

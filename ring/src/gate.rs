@@ -8,7 +8,8 @@
 //!
 //! A [`Snapshot`] holds a position and the values that belong to it (the digest of all before it) twice, with
 //! one word that chooses: a writer that dies between two words leaves the older set whole. A worker's cursor
-//! is a snapshot, and so is the sequencer's anchor.
+//! is a snapshot, and so is the sequencer's anchor. What goes with both ([`Past`]) follows from the commands before
+//! that position, and is the same for everyone.
 
 use crate::pad::Padded;
 use crate::seq::Seq;
@@ -74,8 +75,15 @@ impl<const N: usize> Default for Snapshot<N> {
     }
 }
 
-/// A worker's cursor: the next index that it will look at, and the digest of all before it.
-pub type Cursor = Padded<Snapshot<1>>;
+/// What goes with a position: the digest of all commands before it, and who is
+/// [current](crate::incarnations::Current) there.
+pub type Past = [u64; 2];
+
+/// Before the first command.
+pub const BEGINNING: Past = [crate::digest::START, crate::incarnations::Current::NOBODY.word()];
+
+/// A worker's cursor: the next index that it will look at, and what goes with it.
+pub type Cursor = Padded<Snapshot<2>>;
 
 #[cfg(test)]
 mod tests {

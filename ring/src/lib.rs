@@ -18,6 +18,7 @@
 //! | [`sequencer`] | a turn: order, settle, free; members, owners, the end; takeover |
 //! | [`control`] | what parties tell each other outside the order; the hand-shake of attaching |
 //! | [`event`] | the sequencer's own commands |
+//! | [`incarnations`] | which controller is heard, and since when |
 //! | [`errors`] | what went wrong and how often, written by all |
 //! | [`reports`] | what each worker says of itself at an index, the last few |
 //! | [`digest`] | one history, one number |
@@ -30,8 +31,8 @@
 //!
 //! The proof in [`algorithm`] uses these by name; a change to the code keeps them, or changes the proof.
 //!
-//! - **One writer.** Each word but the tickets, those in `Bells` and those of the error log has one party that
-//!   stores it.
+//! - **One writer.** Each word but the tickets, those in `Bells`, those of the error log and those of
+//!   [`incarnations`] has one party that stores it.
 //! - **Dense tickets.** The ticket at a position goes in after the one at the position before it.
 //! - **Room before tickets.** The queue has at least as many words as all lanes have cells, and who queues a
 //!   ticket has room in its lane for what it names.
@@ -68,6 +69,8 @@
 //! | O1 | `ordered`, by [`sequencer::Orderer::turn`] and by a takeover | [`sequencer::has_ordered`] | that the run is in the ring, or was | `order/cursors`, `order/restored` |
 //! | P1 | `next` in [`sequencer::Orderer::settle`] | [`sequencer::published`] | that the runs are in the ring, or were | `order/cursors` |
 //! | C1 | `state`, by [`sequencer::Orderer::close`] and by a takeover | [`control::Reign::state`] | the end in the order; the new epoch | `order/closed`, `order/reopened` |
+//! | I1 | a term's word, in [`incarnations::Incarnations::claim`] | [`incarnations::Incarnations::claimant`] | the nonce | `incarnations/claimant` |
+//! | I2 | fence after a term's word was taken back | fence before `claimant`'s second look | that the nonce is another one's | `incarnations/claimant` |
 //! | E1 | `ready`, in [`errors::ErrorLog::record`] | [`errors::ErrorSlot::read`] | who and what | `errors/read` |
 //! | A1 | `written` in [`reports::Reports::push`] | [`reports::Reports::recent`] | a report's words | `reports/whole` |
 //! | A2 | fence before a report's words | fence before the second look | that the report before it is no longer kept | `reports/overwritten` |
@@ -92,6 +95,7 @@ pub mod digest;
 pub mod errors;
 pub mod event;
 pub mod gate;
+pub mod incarnations;
 pub mod lane;
 pub mod order;
 pub mod pad;

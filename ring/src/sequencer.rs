@@ -14,8 +14,9 @@
 //! page; the anchor moves before the lanes are released behind it.
 
 use crate::control::{Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, Verdict};
-use crate::control::{NameWords, Reign, WorkerPage};
+use crate::control::{NameWords, ProducerRole, Reign, WorkerPage};
 use crate::event::{self, Event, OWN_LANE};
+use crate::gate::Past;
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
 use crate::seq::Seq;
@@ -136,7 +137,7 @@ impl Orderer {
         let reign = &s.control.reign;
         let epoch = reign.epoch.load(Ordering::Relaxed) + 1;
         // A predecessor that is gone does not store: the set that is chosen is whole.
-        let (anchor, [digest, _]) = s.control.anchor.load().unwrap_or((window.next, [0, 0]));
+        let (anchor, [digest, current, _]) = s.control.anchor.load().unwrap_or((window.next, [0; 3]));
         let mut taken = Orderer {
             next: window.next,
             next_run: window.next_run,
@@ -151,7 +152,7 @@ impl Orderer {
         taken.settle(s);
         crash_point!("takeover.settled");
         // It may have died between the anchor and the releases.
-        taken.release_again(s, anchor, digest);
+        taken.release_again(s, anchor, [digest, current]);
         crash_point!("takeover.freed");
         // Relaxed: the two stores that follow hand it over.
         reign.epoch.store(epoch, Ordering::Relaxed);
@@ -348,33 +349,33 @@ impl Orderer {
     /// Frees what the slowest gate has passed; whether that was anything. Without a gate nothing is freed.
     pub fn free(&mut self, s: &Shared<'_>) -> bool {
         match slowest_gate(s, self.next) {
-            Some((at, digest)) => self.release(s, at, digest) > 0,
+            Some((at, past)) => self.release(s, at, past) > 0,
             None => false,
         }
     }
 
     /// Frees up to an index that the caller has folded to itself, in a region that nobody gates and that
     /// discards what nobody waits for.
-    pub fn discard(&mut self, s: &Shared<'_>, to: Seq, digest: u64) -> bool {
-        !s.members.iter().any(MemberEntry::is_live) && self.release(s, to, digest) > 0
+    pub fn discard(&mut self, s: &Shared<'_>, to: Seq, past: Past) -> bool {
+        !s.members.iter().any(MemberEntry::is_live) && self.release(s, to, past) > 0
     }
 
     /// Moves the anchor to `to`, unless it is there, and releases the cells before it; how many commands that
     /// frees.
-    fn release(&mut self, s: &Shared<'_>, to: Seq, digest: u64) -> u64 {
+    fn release(&mut self, s: &Shared<'_>, to: Seq, past: Past) -> u64 {
         let freed = to.since(self.gate);
         if freed > 0 {
             self.settle(s);
-            self.release_again(s, to, digest);
+            self.release_again(s, to, past);
         }
         freed
     }
 
     /// Stores anchor and releases for everything between the oldest run and `to`; doing it twice is harmless.
-    fn release_again(&mut self, s: &Shared<'_>, to: Seq, digest: u64) {
+    fn release_again(&mut self, s: &Shared<'_>, to: Seq, [digest, current]: Past) {
         let end = self.run_of(s, to);
         // The anchor moves first: a newcomer of a later epoch must find what the anchor promises.
-        s.control.anchor.store(to, [digest, end]);
+        s.control.anchor.store(to, [digest, current, end]);
         crash_point!("free.anchor");
         for number in self.freed_run..=end {
             // The run that holds `to` may be partly passed; the next run is not there.
@@ -531,13 +532,14 @@ impl Orderer {
                 return None;
             }
         }
-        let (anchor, [digest, run]) = s.control.anchor.load()?;
+        let (anchor, [digest, current, run]) = s.control.anchor.load()?;
         let number = take_number(&s.control.reign.next_member);
         member.number.store(number, Ordering::Relaxed);
         crash_point!("join.numbered");
         member.generation.store(generation, Ordering::Relaxed);
         member.start.store(anchor.get(), Ordering::Relaxed);
         member.start_digest.store(digest, Ordering::Relaxed);
+        member.start_current.store(current, Ordering::Relaxed);
         member.start_run.store(run, Ordering::Relaxed);
         member.joined.store(0, Ordering::Relaxed);
         member.name.store(name);
@@ -570,9 +572,16 @@ impl Orderer {
     }
 
     /// Gives a lane to a producer that asked with `generation` and holds the lane's lock: the same name goes on
-    /// where its predecessor's tickets end, a new name gets a lane of which everything is released. `None`
-    /// while tickets from before the request are queued, or there is no room to say so.
-    pub fn admit(&mut self, s: &Shared<'_>, lane: u16, generation: u64, name: NameWords) -> Option<Verdict> {
+    /// where its predecessor's tickets end, if it has the same role; a new name gets a lane of which everything is
+    /// released. `None` while tickets from before the request are queued, or there is no room to say so.
+    pub fn admit(
+        &mut self,
+        s: &Shared<'_>,
+        lane: u16,
+        generation: u64,
+        name: NameWords,
+        role: ProducerRole,
+    ) -> Option<Verdict> {
         let entry = &s.lanes[usize::from(lane)];
         if entry.awaiting.load(Ordering::Relaxed) != generation {
             entry.awaited.store(s.tickets.tail(self.ticket), Ordering::Relaxed);
@@ -585,10 +594,12 @@ impl Orderer {
             return None;
         }
         let same = entry.number.load(Ordering::Relaxed) != 0 && entry.name.load() == name;
-        let verdict = if same && entry.fenced.load(Ordering::Relaxed) == 0 {
+        let verdict = if same && entry.role.load(Ordering::Relaxed) != role.code() {
+            Verdict::OtherRole
+        } else if same && entry.fenced.load(Ordering::Relaxed) == 0 {
             Verdict::Granted
         } else {
-            self.hand_over(s, lane, entry, name)?
+            self.hand_over(s, lane, entry, name, role)?
         };
         crash_point!("admit.decided");
         entry.answer.give(generation, verdict);
@@ -601,6 +612,7 @@ impl Orderer {
         lane: u16,
         entry: &LaneEntry,
         name: NameWords,
+        role: ProducerRole,
     ) -> Option<Verdict> {
         let base = entry.ordered.load(Ordering::Relaxed);
         if entry.released.load(Ordering::Relaxed) != base {
@@ -610,8 +622,8 @@ impl Orderer {
             }
         }
         let number = s.control.reign.next_producer.load(Ordering::Relaxed);
-        self.append(s, &Event::Attached { lane, number, base, name })?;
-        own_lane(s, entry, number, base, name);
+        self.append(s, &Event::Attached { lane, number, base, name, role })?;
+        own_lane(s, entry, number, base, name, role);
         Some(Verdict::Granted)
     }
 }
@@ -634,7 +646,7 @@ fn make_way(member: &MemberEntry) {
 }
 
 /// The lane belongs to the producer from here on.
-fn own_lane(s: &Shared<'_>, entry: &LaneEntry, number: u64, base: u64, name: NameWords) {
+fn own_lane(s: &Shared<'_>, entry: &LaneEntry, number: u64, base: u64, name: NameWords, role: ProducerRole) {
     let next = &s.control.reign.next_producer;
     next.store(next.load(Ordering::Relaxed).max(number + 1), Ordering::Relaxed);
     crash_point!("owner.next");
@@ -643,6 +655,7 @@ fn own_lane(s: &Shared<'_>, entry: &LaneEntry, number: u64, base: u64, name: Nam
     entry.base.store(base, Ordering::Relaxed);
     crash_point!("owner.base");
     entry.fenced.store(0, Ordering::Relaxed);
+    entry.role.store(role.code(), Ordering::Relaxed);
     entry.name.store(name);
     crash_point!("owner.named");
 }
@@ -708,34 +721,34 @@ pub fn standing(member: &MemberEntry, page: &WorkerPage, index: Seq) -> Standing
     if at > index { Standing::Past } else { Standing::Before(at) }
 }
 
-/// The position and digest of the slowest gate, at or before every gate; `None` if nobody gates, or if a cursor
+/// The position of the slowest gate and what goes with it, at or before every gate; `None` if nobody gates, or if a cursor
 /// moved so fast that it could not be read whole, or claims more than was published (`next`): then nothing is
 /// freed for now.
-fn slowest_gate(s: &Shared<'_>, next: Seq) -> Option<(Seq, u64)> {
-    let mut slowest: Option<(Seq, u64)> = None;
+fn slowest_gate(s: &Shared<'_>, next: Seq) -> Option<(Seq, Past)> {
+    let mut slowest: Option<(Seq, Past)> = None;
     for (member, page) in s.members.iter().zip(s.workers) {
         if !member.is_live() || slowest.is_some_and(|(at, _)| at <= gate(member, page)) {
             continue;
         }
-        let (at, digest) = gate_with_digest(member, page)?;
+        let (at, past) = gate_with_past(member, page)?;
         if at > next {
             return None;
         }
         // Read whole, it may have moved past the one that was slowest so far.
         if slowest.is_none_or(|(so_far, _)| at < so_far) {
-            slowest = Some((at, digest));
+            slowest = Some((at, past));
         }
     }
     slowest
 }
 
-fn gate_with_digest(member: &MemberEntry, page: &WorkerPage) -> Option<(Seq, u64)> {
-    let start = (Seq::new(member.start.load(Ordering::Relaxed)), member.start_digest.load(Ordering::Relaxed));
+fn gate_with_past(member: &MemberEntry, page: &WorkerPage) -> Option<(Seq, Past)> {
+    let start = (Seq::new(member.start.load(Ordering::Relaxed)), past_of(member));
     if !page.party.has_begun(member.generation.load(Ordering::Relaxed)) {
         return Some(start);
     }
-    let (at, [digest]) = (0..READS).find_map(|_| page.cursor.load())?;
-    Some(if at < start.0 { start } else { (at, digest) })
+    let (at, past) = (0..READS).find_map(|_| page.cursor.load())?;
+    Some(if at < start.0 { start } else { (at, past) })
 }
 
 /// How often a pair that moves is read before it is left for the next turn.
@@ -898,11 +911,11 @@ fn apply(s: &Shared<'_>, event: &Event, at: Seq) {
                 member.former.store(0, Ordering::Relaxed);
             }
         }
-        Event::Attached { lane, number, base, name } => {
+        Event::Attached { lane, number, base, name, role } => {
             if let Some(entry) = s.lanes.get(usize::from(lane))
                 && entry.number.load(Ordering::Relaxed) <= number
             {
-                own_lane(s, entry, number, base, name);
+                own_lane(s, entry, number, base, name, role);
             }
         }
         Event::Fenced { lane, number, .. } => {
@@ -935,12 +948,16 @@ pub fn published(control: &Control) -> (Seq, u64) {
     (next, control.published.run.load(Ordering::Relaxed))
 }
 
-/// Where a worker that was let in begins: a follower at its start, the digest of all before it, and the first
+/// Where a worker that was let in begins: a follower at its start, what goes with that, and the first
 /// index that is for it. Its answer has been read.
 #[must_use]
-pub fn start_of(member: &MemberEntry) -> (Follower, u64, Seq) {
+pub fn start_of(member: &MemberEntry) -> (Follower, Past, Seq) {
     let start = Seq::new(member.start.load(Ordering::Relaxed));
     let follower = Follower::new(start, member.start_run.load(Ordering::Relaxed));
     let first = Seq::new(member.first.load(Ordering::Relaxed));
-    (follower, member.start_digest.load(Ordering::Relaxed), first)
+    (follower, past_of(member), first)
+}
+
+fn past_of(member: &MemberEntry) -> Past {
+    [&member.start_digest, &member.start_current].map(|word| word.load(Ordering::Relaxed))
 }

@@ -1,7 +1,170 @@
-//! What an engine's commands mean: their history, and going over from one incarnation to the next.
+//! The command channel: commands of a type of one's own, from the controller that is current and from the workers
+//! themselves, to every worker, at one index.
+//!
+//! ```text
+//! controller, incarnation 7   Sender    hello(7) ─ initialization … ─ complete ─ commands … ─┐
+//! controller, incarnation 6   Sender    commands … ─ Superseded { by: 7 }                   ─┼─▶ one order ─▶ Receivers
+//! a worker's own              Injector  what it tells all of them, also itself              ─┘
+//! ```
+//!
+//! There is one controller at a time, whatever became of those before it: killed, stopped and continued an hour
+//! later, or cut off and unaware of it. A [`Sender`] opens an *incarnation*: it takes the next number, and says
+//! hello. At the index of its hello every [`Receiver`] is told of it ([`Event::Incarnation`]), and from there on none
+//! of them is handed a command of an earlier incarnation, wherever that was when it was sent. Whoever sends for a
+//! superseded incarnation is told so, by which one.
+//!
+//! An [`Injector`] is for what is not the controller's: its commands count whoever that is.
+//!
+//! ```
+//! use seriatim::channel::{Channel, Event};
+//! use seriatim::{Config, Region, Sequencer, SequencerConfig};
+//!
+//! #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+//! enum Plan {
+//!     CreateDataflow { id: u64, source: String },
+//!     AllowCompaction { id: u64, to: u64 },
+//! }
+//!
+//! let region = Region::anonymous(&Config::new())?;
+//! let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+//! let channel = Channel::<Plan>::attach(&region);
+//! let mut receiver = channel.join("worker-0")?;
+//!
+//! let mut old = channel.open("controller-a", 1)?;
+//! old.send(&Plan::AllowCompaction { id: 1, to: 10 })?;
+//!
+//! // Another one takes over. It begins by saying what there is to be.
+//! let mut sender = channel.open("controller-b", 2)?;
+//! sender.send(&Plan::CreateDataflow { id: 1, source: "orders".into() })?;
+//! sender.initialization_complete()?;
+//! let index = sender.send(&Plan::AllowCompaction { id: 1, to: 20 })?;
+//! sender.wait_sequenced(index)?;
+//! let error = old.send(&Plan::AllowCompaction { id: 1, to: 30 }).unwrap_err();
+//! assert!(error.to_string().contains("incarnation 1 is superseded by incarnation 2"));
+//!
+//! sequencer.close()?;
+//! let (mut incarnation, mut compactions) = (0, Vec::new());
+//! loop {
+//!     match receiver.recv()? {
+//!         Event::Incarnation { number, .. } => incarnation = number,
+//!         Event::Initialized { .. } => assert_eq!(incarnation, 2), // what it did not mention is to go
+//!         Event::Command(command) => match command.decode()? {
+//!             Plan::AllowCompaction { to, .. } => compactions.push((incarnation, to)),
+//!             Plan::CreateDataflow { .. } => {}
+//!         },
+//!         Event::World(seriatim::Event::Closed { .. }) => break,
+//!         Event::World(_) => {} // somebody came or went
+//!     }
+//! }
+//! assert_eq!(compactions, [(1, 10), (2, 20)]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! How commands become bytes is a [`Coding`]: serde and postcard unless one says otherwise. What they mean is for the
+//! engine to say ([`Commanded`]): then a [`History`] keeps what is left of them, and a [`Reconciler`] says how a worker goes
+//! over from one incarnation to the next.
 
+mod coding;
 pub mod history;
+mod injector;
+mod receiver;
 pub mod reconcile;
+mod sender;
 
+use std::marker::PhantomData;
+
+pub use coding::{Bytes, Coding, CodingError, Miscoded, Postcard};
 pub use history::{Commanded, Effect, History, HistoryError};
+pub use injector::{InjectError, Injector};
+pub use receiver::{Command, Event, Receiver};
 pub use reconcile::{Action, Reconcile, Reconciled, Reconciler};
+pub use sender::{Incarnation, OpenError, SendError, Sender, SequencedError, Stage, Superseded};
+
+use crate::error::AttachError;
+use crate::producer::AttachOptions;
+use crate::region::Region;
+use crate::worker::JoinOptions;
+
+/// A region through which commands of type `C` go, made into bytes and back by `K`.
+///
+/// All who use one region have to mean the same type and the same coding: a region does not know what its bytes are.
+#[derive(Debug)]
+pub struct Channel<C: ?Sized, K = Postcard> {
+    region: Region,
+    coding: K,
+    of: PhantomData<fn(&C)>,
+}
+
+impl<C: ?Sized> Channel<C> {
+    /// A channel with the coding [`Postcard`].
+    #[must_use]
+    pub fn attach(region: &Region) -> Self {
+        Channel { region: region.clone(), coding: Postcard, of: PhantomData }
+    }
+}
+
+impl<C: ?Sized, K: Coding<C> + Clone> Channel<C, K> {
+    /// A channel with a coding of one's own.
+    #[must_use]
+    pub fn with(region: &Region, coding: K) -> Self {
+        Channel { region: region.clone(), coding, of: PhantomData }
+    }
+
+    /// Opens the next incarnation under a controller's name, with a nonce that says what one likes (who it is, or a
+    /// time): attaches, takes a number, and says hello. Whatever was current is superseded.
+    ///
+    /// A name is a lane of the region, so restarts of one controller best have one name. A name that was an injector's
+    /// is refused.
+    ///
+    /// # Errors
+    /// [`OpenError`]. Unless it is of the hello, no number was taken, and nothing changed for whoever is current.
+    pub fn open(&self, name: &str, nonce: u64) -> Result<Sender<C, K>, OpenError> {
+        self.open_with(name, nonce, &AttachOptions::new())
+    }
+
+    /// As [`open`](Self::open), with a time-out and a way to wait.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(
+        &self,
+        name: &str,
+        nonce: u64,
+        options: &AttachOptions,
+    ) -> Result<Sender<C, K>, OpenError> {
+        Sender::open(&self.region, self.coding.clone(), name, nonce, options)
+    }
+
+    /// Joins as a worker under a name.
+    ///
+    /// # Errors
+    /// As [`Worker::join`](crate::Worker::join).
+    pub fn join(&self, name: &str) -> Result<Receiver<C, K>, AttachError> {
+        self.join_with(name, &JoinOptions::new())
+    }
+
+    /// As [`join`](Self::join), with options.
+    ///
+    /// # Errors
+    /// As [`Worker::join`](crate::Worker::join).
+    pub fn join_with(&self, name: &str, options: &JoinOptions) -> Result<Receiver<C, K>, AttachError> {
+        Receiver::join(&self.region, self.coding.clone(), name, options)
+    }
+
+    /// Attaches a producer whose commands count whoever is the controller: for what a worker has to tell all of them.
+    /// A name that was a controller's is refused.
+    ///
+    /// # Errors
+    /// As [`Producer::attach`](crate::Producer::attach).
+    pub fn inject(&self, name: &str) -> Result<Injector<C, K>, AttachError> {
+        self.inject_with(name, &AttachOptions::new())
+    }
+
+    /// As [`inject`](Self::inject), with a time-out.
+    ///
+    /// # Errors
+    /// As [`Producer::attach`](crate::Producer::attach).
+    pub fn inject_with(&self, name: &str, options: &AttachOptions) -> Result<Injector<C, K>, AttachError> {
+        Injector::attach(&self.region, self.coding.clone(), name, options)
+    }
+}

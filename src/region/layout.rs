@@ -6,6 +6,7 @@
 //! order      Slot per run                                         the sequencer
 //! tickets    hint (a line of its own), words                      all producers
 //! bells      Bells                                                all
+//! channel    claimed (a line of its own), Term per lane           controllers and workers
 //! errors     lost (a slot of its own), ErrorSlot per error         all
 //! own lane   LanePage, cells, bytes                               the sequencer
 //! lanes      per producer: LanePage, cells, bytes                 that producer
@@ -19,8 +20,11 @@ use std::ops::Range;
 use seriatim_ring::control::{Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
 use seriatim_ring::errors::ErrorSlot;
 use seriatim_ring::event::{OWN_BYTES, OWN_CELLS};
+use seriatim_ring::incarnations::Term;
 use seriatim_ring::lane::Cell;
 use seriatim_ring::order::Slot;
+use seriatim_ring::pad::Padded;
+use seriatim_ring::sync::AtomicU64;
 use seriatim_ring::tickets::SPARE_WORDS;
 
 /// Sections are aligned to this; machines with larger pages are refused at creation.
@@ -56,6 +60,7 @@ pub(crate) struct Layout {
     pub(crate) order: u64,
     pub(crate) tickets: u64,
     pub(crate) bells: u64,
+    pub(crate) channel: u64,
     pub(crate) errors: u64,
     pub(crate) own_lane: u64,
     pub(crate) lanes: u64,
@@ -71,6 +76,7 @@ pub(crate) enum Part {
     Order,
     Tickets,
     Bells,
+    Channel,
     Errors,
     Lane(u16),
     Worker(u16),
@@ -118,7 +124,8 @@ impl Layout {
         let order = pages(member_entries + workers * size::<MemberEntry>());
         let tickets = pages(order + order_slots * size::<Slot>());
         let bells = pages(tickets + HINT_BYTES + ticket_words * 8);
-        let errors = bells + PAGE;
+        let channel = bells + PAGE;
+        let errors = pages(channel + size::<Padded<AtomicU64>>() + (producers + 1) * size::<Term>());
         let own_lane = pages(errors + (1 + ERROR_SLOTS) * size::<ErrorSlot>());
         let lanes = LaneLayout::new(own_lane, OWN_CELLS, OWN_BYTES).end();
         let lane_stride = LaneLayout::new(0, lane_cells, lane_bytes).end();
@@ -133,6 +140,7 @@ impl Layout {
             order,
             tickets,
             bells,
+            channel,
             errors,
             own_lane,
             lanes,
@@ -164,7 +172,8 @@ impl Layout {
             Part::Control => self.control..self.order,
             Part::Order => self.order..self.tickets,
             Part::Tickets => self.tickets..self.bells,
-            Part::Bells => self.bells..self.errors,
+            Part::Bells => self.bells..self.channel,
+            Part::Channel => self.channel..self.errors,
             Part::Errors => self.errors..self.own_lane,
             Part::Lane(lane) => self.lane(lane).page..self.lane(lane).end(),
             Part::Worker(slot) => self.worker(slot)..self.worker(slot + 1),
@@ -199,6 +208,7 @@ impl Layout {
             section("order", self.range(Part::Order), "sequencer"),
             section("tickets", self.range(Part::Tickets), "producers"),
             section("bells", self.range(Part::Bells), "all"),
+            section("channel", self.range(Part::Channel), "controllers and workers"),
             section("errors", self.range(Part::Errors), "all"),
             section("own lane", self.range(Part::Lane(0)), "sequencer"),
             section("lanes", self.lanes..self.workers, "each its producer"),

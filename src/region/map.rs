@@ -20,6 +20,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use seriatim_ring::control::{Bells, Control, LaneEntry, LanePage, MemberEntry, WorkerPage};
 use seriatim_ring::errors::{ErrorLog, ErrorSlot};
+use seriatim_ring::incarnations::{Incarnations, Term};
 use seriatim_ring::lane::{Cell, Lane};
 use seriatim_ring::order::{Order, Slot};
 use seriatim_ring::pad::Padded;
@@ -57,6 +58,8 @@ unsafe impl Words for Cell {}
 unsafe impl Words for WorkerPage {}
 // SAFETY: as above.
 unsafe impl Words for ErrorSlot {}
+// SAFETY: as above.
+unsafe impl Words for Term {}
 // SAFETY: an atomic word.
 unsafe impl Words for AtomicU64 {}
 // SAFETY: an atomic word and padding that nobody reads.
@@ -270,6 +273,14 @@ impl Map {
     #[inline]
     pub(crate) fn bells(&self) -> &Bells {
         self.one(self.layout.bells)
+    }
+
+    /// The numbers of incarnations, and the lanes' terms.
+    #[inline]
+    pub(crate) fn incarnations(&self) -> Incarnations<'_> {
+        let at = self.layout.channel;
+        let terms = at + size_of::<Padded<AtomicU64>>() as u64;
+        Incarnations::new(self.one(at), self.many(terms, self.layout.geometry.producers + 1))
     }
 
     pub(crate) fn error_log(&self) -> ErrorLog<'_> {

@@ -205,7 +205,7 @@ impl Region {
             next,
             runs,
             anchor: anchor.map_or(control.anchor.position(), |(at, _)| at),
-            anchor_digest: anchor.map(|(_, [digest, _])| Digest(digest)),
+            anchor_digest: anchor.map(|(_, [digest, ..])| Digest(digest)),
             tickets_waiting,
             helped: sequencer.as_ref().filter(|party| party.alive).and_then(|_| self.helped()),
             sequencer,
@@ -309,7 +309,7 @@ impl Region {
                     self.party_status(&page.party, Name::from_words(name), Role::Worker(slot), attached);
                 let cursor = if attached { gate(member, page) } else { next };
                 let digest = read_pair(|| page.cursor.load()).filter(|(at, _)| *at == cursor);
-                let digest = digest.map(|(_, [digest])| Digest(digest));
+                let digest = digest.map(|(_, [digest, _])| Digest(digest));
                 let (number, gating) = (member.number.load(Ordering::Relaxed), slowest == Some(slot));
                 let lag = next.since(cursor);
                 // As the sequencer saw it, not by the clock: a pause of the sequencer counts against nobody.
@@ -374,7 +374,7 @@ impl Region {
             return Some(HeldBy::NoSequencer);
         }
         let control = self.map().control();
-        let oldest = read_pair(|| control.anchor.load()).map(|(_, [_, run])| run)?;
+        let oldest = read_pair(|| control.anchor.load()).map(|(_, [.., run])| run)?;
         let own = self.map().lane_entry(OWN_LANE);
         let own_cells =
             own.ordered.load(Ordering::Relaxed).wrapping_sub(own.released.load(Ordering::Relaxed));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use seriatim_ring::control::{GONE, MemberEntry, Verdict, Want};
+use seriatim_ring::control::{GONE, MemberEntry, ProducerRole, Verdict, Want};
 use seriatim_ring::order::Follower;
 use seriatim_ring::sequencer::{Shared, gate};
 use seriatim_ring::sync::Ordering;
@@ -65,16 +65,17 @@ impl Sequencer {
         let mut fold = self.discarding.take().filter(|f| f.next() >= self.orderer.anchor());
         let fold = fold.get_or_insert_with(|| self.fold_from_anchor());
         while let Ok(Some(_)) = fold.step(map) {}
-        let (to, digest) = (fold.next(), fold.digest());
+        let (to, past) = (fold.next(), fold.past());
         self.discarding = Some(fold.clone());
-        self.orderer.discard(&s, to, digest)
+        self.orderer.discard(&s, to, past)
     }
 
     pub(super) fn fold_from_anchor(&self) -> Fold {
         let control = self.region.map().control();
         // Only the sequencer moves the anchor: what it reads is whole.
-        let (at, [digest, run]) = control.anchor.load().unwrap_or((self.orderer.next(), [0, 0]));
-        Fold::new(self.region.map(), self.region.digest_of(), Follower::new(at, run), digest)
+        let (at, [digest, current, run]) = control.anchor.load().unwrap_or((self.orderer.next(), [0; 3]));
+        let follower = Follower::new(at, run);
+        Fold::new(self.region.map(), self.region.digest_of(), follower, [digest, current]).noting_ends()
     }
 
     /// Lets in who asks, drops the gates of those who left or died, says so in the order. Cheap while nobody
@@ -225,7 +226,12 @@ impl Sequencer {
             entry.answer.give(generation, Verdict::Busy);
             return true;
         }
-        let settled = self.orderer.admit(s, lane, generation, name).is_some();
+        let Some(role) = ProducerRole::of_code(party.role.load(Ordering::Relaxed)) else {
+            // Of no build that could have opened this region.
+            entry.answer.give(generation, Verdict::OtherRole);
+            return true;
+        };
+        let settled = self.orderer.admit(s, lane, generation, name, role).is_some();
         self.unsettled |= !settled;
         settled
     }

@@ -346,6 +346,10 @@ impl Sequencer {
     fn take_over(region: &Region, lock: Lock) -> Result<Sequencer, SequencerError> {
         crash_point!("sequence.locked");
         let discards = region.identity().without_workers == WithoutWorkers::Discard;
+        if discards {
+            // What nobody works on it walks itself, and so it ends the terms of incarnations.
+            region.make_writable("a sequencer", &[Part::Channel])?;
+        }
         region.enter(&PARTS, region.map().layout().read_by_sequencer(discards));
         region.check().map_err(|source| lost(region, source))?;
         let reign = &region.map().control().reign;

@@ -8,6 +8,7 @@
 //! `SERIATIM_LONG=1` runs each point at more of its passes; `SERIATIM_CRASH_ONLY=lane.` only those that begin so.
 
 mod common;
+mod controllers;
 mod engine;
 
 use std::collections::BTreeMap;
@@ -19,15 +20,17 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use controllers::{Job, Process, Work};
 use engine::{Engine, Random, Who, seed};
 use nix::sys::signal::Signal;
 use seriatim::shared::Stamps;
-use seriatim::{Config, Region, Sequencer, SequencerError, inspect};
+use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, inspect};
 
 /// What the processes of a test do. Does nothing as a test.
 #[test]
 fn part() {
     engine::part::play();
+    controllers::play();
 }
 
 /// Who meets a point, and what has to happen for that.
@@ -53,12 +56,17 @@ enum Scene {
     Leave,
     /// A region is made.
     Create,
+    /// A controller opens an incarnation.
+    Open,
+    /// A worker meets a hello that ends another incarnation.
+    Supersede,
 }
 
 /// Where a point is met.
 fn scenes(point: &str) -> &'static [Scene] {
     use Scene::{
-        Close, Create, Leave, Serve, ServeLeaver, ServeSuccessor, ServeWild, Submit, TakeOver, Work,
+        Close, Create, Leave, Open, Serve, ServeLeaver, ServeSuccessor, ServeWild, Submit, Supersede,
+        TakeOver, Work,
     };
     let (group, step) = point.split_once('.').expect("a point is of a group");
     match (group, step) {
@@ -79,6 +87,8 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("takeover" | "sequence", _) => &[TakeOver],
         ("wake", _) => &[Submit, Serve],
         ("create", _) => &[Create],
+        ("claim" | "open", _) => &[Open],
+        ("term", _) => &[Supersede],
         _ => &[],
     }
 }
@@ -137,6 +147,9 @@ impl Trial {
         if self.scene == Scene::Create {
             self.create();
             return 0;
+        }
+        if matches!(self.scene, Scene::Open | Scene::Supersede) {
+            return self.supersede();
         }
         let mut engine = self.engine();
         let victim = self.victim();
@@ -297,6 +310,64 @@ impl Trial {
         let until = Instant::now() + Duration::from_millis(30);
         engine.await_but(Some(victim), "some time passes", |_| Instant::now() >= until);
         assert!(engine.is_stopped(victim), "{self}");
+    }
+
+    /// A controller, or a worker that is told of one, ends midway or stands still; another controller comes, and is heard.
+    /// How many commands were.
+    fn supersede(&self) -> u64 {
+        let (folder, logs) = (common::scratch(), tempfile::TempDir::new().unwrap());
+        let path = folder.path().join("region");
+        let region = Region::create(&path, &Config::new()).expect("room for a region");
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let crash = self.crash();
+        let start = |out: &str, job: Job, crash| Process::start(&job, &path, logs.path().join(out), crash);
+        let work = |name: &str, crash| start(name, Job::Work { name: name.into(), micros: 0 }, crash);
+        let have_joined = |count| {
+            common::eventually("all have joined", || region.snapshot().workers.len() == count);
+        };
+        let is_worker = self.scene == Scene::Supersede;
+        let mut first = work("w0", None);
+        have_joined(1);
+        let mut victim = is_worker.then(|| work("w1", Some(&crash)));
+        have_joined(1 + usize::from(is_worker));
+        let send = |name: &str| {
+            let mut sender = controllers::open(&region, name, 0);
+            let incarnation = sender.number();
+            for n in 0..5 {
+                sender.send(&Work { incarnation, n }).expect("it is the newest");
+            }
+            incarnation
+        };
+        send("first");
+        if is_worker {
+            send("second");
+        }
+        let victim = victim.get_or_insert_with(|| {
+            start("c", Job::Control { name: "victim".into(), nonce: 7, commands: 5 }, Some(&crash))
+        });
+        let mut last;
+        if self.stop {
+            common::eventually("the victim stops", || common::is_stopped(victim.child.id()));
+            last = send("next");
+            victim.signal(Signal::SIGCONT);
+            // It may take its number only now.
+            while !is_worker && !victim.has_ended() {
+                last = send("last");
+            }
+        } else {
+            common::eventually("the victim is killed", || victim.has_been_killed());
+            last = send(if is_worker { "next" } else { "victim" });
+        }
+        sequencer.close().unwrap();
+        if is_worker && self.stop {
+            common::eventually("the victim ends", || victim.has_ended());
+        }
+        common::eventually("the worker ends", || first.has_ended());
+        let checked = controllers::check(&logs, &first.out).unwrap_or_else(|wrong| panic!("{self}: {wrong}"));
+        assert_eq!(checked.incarnations.last(), Some(&last), "{self}");
+        assert_eq!(checked.commands.get(&last), Some(&5), "{self}");
+        assert!(region.verify().is_sound(), "{self}");
+        checked.commands.values().sum()
     }
 
     /// The creator ends midway: there is a whole region or none.

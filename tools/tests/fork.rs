@@ -16,6 +16,7 @@ use common::Running;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
+use seriatim::channel::{Bytes, Channel, InjectError, SendError, SequencedError};
 use seriatim::{
     ApplyError, Config, Event, FileState, JoinOptions, Observer, ObserverError, Region, ReportError,
     Sequencer, SequencerConfig, SequencerError, SubmitError, WaitError, Worker, WorkerError,
@@ -123,6 +124,9 @@ fn use_handles(region: &Region) {
     let mut claim = claiming.claim(0, 5).unwrap();
     claim.copy_from_slice(b"mine!");
     let mut observer = Observer::attach(&region).unwrap();
+    let channel = Channel::<[u8], Bytes>::with(&region, Bytes);
+    let mut controller = channel.open("controller", 0).unwrap();
+    let injector = channel.inject("injector").unwrap();
     let mut driven = Sequencer::open(&Region::anonymous(&Config::new()).unwrap()).unwrap();
     // SAFETY: the child touches nothing that another thread of the parent could have been in the middle of but
     // the allocator, which the C library keeps usable across forks.
@@ -141,6 +145,9 @@ fn use_handles(region: &Region) {
                 && matches!(committed, Err(SubmitError::Forked))
                 && matches!(observer.poll(), Err(ObserverError::Forked))
                 && matches!(observer.recv_deadline(soon), Err(ObserverError::Forked))
+                && matches!(controller.send(b"x"), Err(SendError::Submit(SubmitError::Forked)))
+                && matches!(controller.wait_sequenced(0), Err(SequencedError::Wait(WaitError::Forked)))
+                && matches!(injector.try_send(b"x"), Err(InjectError::Submit(SubmitError::Forked)))
                 && matches!(worker.poll(), Err(WorkerError::Forked))
                 && matches!(worker.recv(), Err(WorkerError::Forked))
                 && matches!(worker.report(7), Err(ReportError::Forked))
@@ -153,7 +160,7 @@ fn use_handles(region: &Region) {
                 }
                 && matches!(driven.poll(16), Err(SequencerError::Forked))
                 && matches!(sequencer.close(), Err(SequencerError::Forked));
-            drop((producer, worker, claiming, observer, driven, region));
+            drop((producer, worker, claiming, observer, controller, injector, driven, region));
             exit(i32::from(!forked));
         }
         ForkResult::Parent { child } => {

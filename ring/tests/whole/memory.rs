@@ -3,12 +3,14 @@
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::{
-    Bells, Control, LaneEntry, LanePage, MemberEntry, NameWords, Verdict, WorkerPage,
+    Bells, Control, LaneEntry, LanePage, MemberEntry, NameWords, ProducerRole, Verdict, WorkerPage,
 };
 use seriatim_ring::digest::{self, Chain, Folded};
 use seriatim_ring::event::{Event, OWN_LANE, WORDS};
+use seriatim_ring::incarnations::{Current, HELLO, Hello, Incarnations, Term};
 use seriatim_ring::lane::{Cell, Entry, INLINE, Lane, LaneWriter, NoRoom, Owner, Room, Shape};
 use seriatim_ring::order::{Fault, Follower, Look, Order, Slot};
+use seriatim_ring::pad::Padded;
 use seriatim_ring::sequencer::{Orderer, Shared, start_of};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket, Tickets};
@@ -60,6 +62,8 @@ pub struct Memory {
     pub bells: Bells,
     /// The lanes' first pages.
     pub pages: Vec<LanePage>,
+    claimed: Padded<AtomicU64>,
+    terms: Vec<Term>,
     slots: Vec<Slot>,
     hint: AtomicU64,
     tickets: Vec<AtomicU64>,
@@ -85,6 +89,8 @@ impl Memory {
             workers: many(size.workers, WorkerPage::default),
             bells: Bells::new(),
             pages: many(lanes, LanePage::default),
+            claimed: Padded(AtomicU64::new(0)),
+            terms: many(lanes, Term::default),
             slots: many(size.order_slots, Slot::new),
             hint: AtomicU64::new(0),
             tickets: many(size.tickets, || AtomicU64::new(0)),
@@ -115,6 +121,23 @@ impl Memory {
             bells: &self.bells,
             lane_cells: self.lane_cells,
         }
+    }
+
+    /// The numbers of incarnations and the lanes' terms.
+    pub fn incarnations(&self) -> Incarnations<'_> {
+        Incarnations::new(&self.claimed, &self.terms)
+    }
+
+    /// Gives a lane to a controller of this number, with nobody else about.
+    pub fn appoint(&self, lane: u16, number: u64) {
+        let entry = &self.lanes[usize::from(lane)];
+        entry.number.store(number, Ordering::Relaxed);
+        entry.role.store(ProducerRole::Controller.code(), Ordering::Relaxed);
+    }
+
+    /// Whether a lane is a controller's, as the sequencer's entry says.
+    pub fn is_controlled(&self, lane: u16) -> bool {
+        self.lanes[usize::from(lane)].role.load(Ordering::Relaxed) == ProducerRole::Controller.code()
     }
 
     /// The order ring.
@@ -260,6 +283,8 @@ pub struct Worker<'a> {
     pub follower: Follower,
     /// The digest of all before that.
     pub digest: Chain,
+    /// Who is current there.
+    pub current: Current,
     /// The first index that is for it.
     pub first: Seq,
     owners: Vec<Owner>,
@@ -278,10 +303,11 @@ impl<'a> Worker<'a> {
 
     /// Begins after the answer to the request of `generation` on page `slot` was read.
     pub fn begin(memory: &'a Memory, slot: u16, generation: u64) -> Self {
-        let (follower, digest, first) = start_of(&memory.members[usize::from(slot)]);
+        let (follower, [digest, current], first) = start_of(&memory.members[usize::from(slot)]);
         let owners = (0..memory.lanes.len()).map(|lane| memory.owner(lane as u16)).collect();
         let page = &memory.workers[usize::from(slot)];
-        let worker = Worker { memory, page, generation, follower, digest, first, owners };
+        let current = Current::from_word(current);
+        let worker = Worker { memory, page, generation, follower, digest, current, first, owners };
         worker.release();
         page.party.begin(generation);
         worker
@@ -301,11 +327,12 @@ impl<'a> Worker<'a> {
 
     fn go_on(memory: &'a Memory, slot: u16, run: u64) -> Self {
         let page = &memory.workers[usize::from(slot)];
-        let (at, [digest]) = page.cursor.load().expect("nobody stores it");
+        let (at, [digest, current]) = page.cursor.load().expect("nobody stores it");
         let follower = Follower::new(at, run);
         let owners = (0..memory.lanes.len()).map(|lane| memory.owner(lane as u16)).collect();
         let generation = page.party.request();
-        Worker { memory, page, generation, follower, digest, first: at, owners }
+        let current = Current::from_word(current);
+        Worker { memory, page, generation, follower, digest, current, first: at, owners }
     }
 
     /// The next command, copied and folded, if it is published; the cursor is not moved.
@@ -325,10 +352,23 @@ impl<'a> Worker<'a> {
                 step.cell,
                 step.lane
             );
+            self.meet(&entry, &words, step.lane, step.seq);
         }
         self.follower.advance();
         let Entry { cell, kind, len, .. } = entry;
         Ok(Some(Seen { seq: step.seq.get(), lane: step.lane, cell, kind, len, words }))
+    }
+
+    /// Notes a controller's hello, as the library does.
+    fn meet(&mut self, entry: &Entry, words: &[u64], lane: u16, at: Seq) {
+        if entry.kind == HELLO && self.memory.is_controlled(lane) {
+            let hello = Hello::decode(words.try_into().expect("a hello's words"));
+            let after = self.current.after(hello.number, lane);
+            if after != self.current {
+                self.memory.incarnations().end(self.current, at);
+                self.current = after;
+            }
+        }
     }
 
     fn apply(&mut self, kind: u16, words: &[u64]) {
@@ -347,7 +387,7 @@ impl<'a> Worker<'a> {
 
     /// Stores the cursor.
     pub fn release(&self) {
-        self.page.cursor.store(self.follower.next(), [self.digest]);
+        self.page.cursor.store(self.follower.next(), [self.digest, self.current.word()]);
     }
 
     /// Leaves.

@@ -2,7 +2,7 @@
 
 use crate::memory::{Memory, Origin, Size, Worker, name};
 use crate::world::{Op, Steady, World};
-use seriatim_ring::control::{LIVE, Verdict};
+use seriatim_ring::control::{LIVE, ProducerRole, Verdict};
 use seriatim_ring::event::{Event, OWN_LANE};
 use seriatim_ring::lane::LaneWriter;
 use seriatim_ring::sequencer::Orderer;
@@ -134,7 +134,7 @@ fn the_tail_of_a_full_queue_is_behind_it() {
     let s = memory.shared();
     let mut orderer = Orderer::take_over(&s).unwrap();
     let mut worker = Worker::join(&memory, &mut orderer, 0);
-    assert_eq!(orderer.admit(&s, 1, 1, name(1)), Some(Verdict::Granted));
+    assert_eq!(orderer.admit(&s, 1, 1, name(1), ProducerRole::Injector), Some(Verdict::Granted));
     worker.drain();
     let mut producer = crate::memory::Producer::attach(&memory, 1);
     for n in 0..32 {

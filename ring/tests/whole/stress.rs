@@ -2,7 +2,7 @@
 
 use crate::memory::{Memory, Origin, Producer, Size, Worker, name, payload};
 use seriatim_ring::Seq;
-use seriatim_ring::control::{Verdict, Want};
+use seriatim_ring::control::{ProducerRole, Verdict, Want};
 use seriatim_ring::event::OWN_LANE;
 use seriatim_ring::lane::NoRoom;
 use seriatim_ring::order::Look;
@@ -125,7 +125,10 @@ fn threads_agree_on_every_command() {
     let mut first = Worker::join(&memory, &mut orderer, 0);
     let second = Worker::join(&memory, &mut orderer, 1);
     for lane in 1..=SIZE.producers as u16 {
-        assert_eq!(orderer.admit(&s, lane, 1, name(lane.into())), Some(Verdict::Granted));
+        assert_eq!(
+            orderer.admit(&s, lane, 1, name(lane.into()), ProducerRole::Injector),
+            Some(Verdict::Granted)
+        );
         first.drain();
     }
     let (stop, dry) = (AtomicBool::new(false), AtomicBool::new(false));

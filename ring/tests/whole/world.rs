@@ -7,7 +7,7 @@
 
 use crate::memory::{Memory, Origin, Producer, Seen, Size, Worker, copy, folded, name, payload};
 use seriatim_ring::Seq;
-use seriatim_ring::control::Verdict;
+use seriatim_ring::control::{NameWords, ProducerRole, Verdict};
 use seriatim_ring::digest::{self, Chain};
 use seriatim_ring::event::{Event, OWN_LANE};
 use seriatim_ring::lane::{NoRoom, Owner};
@@ -328,7 +328,7 @@ impl<'a, H: Host> World<'a, H> {
             let asked = party.request();
             if asked != 0 && entry.answer.generation() != asked {
                 let name = party.name.load();
-                self.sequence(|orderer, s| orderer.admit(s, lane as u16, asked, name));
+                self.sequence(|orderer, s| orderer.admit(s, lane as u16, asked, name, role_of(name)));
             }
         }
         for lane in 1..self.memory.lanes.len() {
@@ -356,13 +356,15 @@ impl<'a, H: Host> World<'a, H> {
         assert!(!oracle.fenced);
         let producer = Producer::attach(self.memory, lane as u16);
         assert_eq!(self.memory.owner(lane as u16), self.owners[lane], "what the order says of lane {lane}");
+        let role = role_of(self.memory.lanes[lane].name.load());
+        assert_eq!(self.memory.is_controlled(lane as u16), role == ProducerRole::Controller);
         self.producers[lane] = Some(producer);
     }
 
     fn discard(&mut self) {
-        let (to, digest) =
-            (Seq::new(self.origin).plus(self.history.len() as u64), self.digests.last().copied());
-        self.sequence(|orderer, s| orderer.discard(s, to, digest.unwrap_or_default()));
+        let to = Seq::new(self.origin).plus(self.history.len() as u64);
+        let past = [self.digests.last().copied().unwrap_or_default(), 0];
+        self.sequence(|orderer, s| orderer.discard(s, to, past));
     }
 
     fn close(&mut self) {
@@ -485,7 +487,8 @@ impl<'a, H: Host> World<'a, H> {
                 let at = self.members.iter().position(|&m| m == number);
                 self.members.remove(at.expect("who left had joined"));
             }
-            Event::Attached { lane, number, base, .. } => {
+            Event::Attached { lane, number, base, name, role } => {
+                assert_eq!(role, role_of(name));
                 let owner = &mut self.owners[usize::from(lane)];
                 assert!(number > owner.number, "a producer's number was used again");
                 *owner = Owner { number, base };
@@ -545,8 +548,13 @@ impl<'a, H: Host> World<'a, H> {
         live.sort_unstable();
         self.members.sort_unstable();
         assert_eq!(self.members, live, "who joined, as the order says and as it is");
-        let (at, [digest, _]) = self.memory.control.anchor.load().expect("nobody stores it");
+        let (at, [digest, ..]) = self.memory.control.anchor.load().expect("nobody stores it");
         assert_eq!((at.get() - self.origin) as usize, self.history.len());
         assert_eq!(digest, self.digests[self.history.len()]);
     }
+}
+
+/// What a producer of this name is for.
+fn role_of(name: NameWords) -> ProducerRole {
+    if name[0].is_multiple_of(2) { ProducerRole::Controller } else { ProducerRole::Injector }
 }

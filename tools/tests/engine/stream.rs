@@ -10,7 +10,9 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use seriatim::{Event, MemberChange, Name, Producer, Sequenced, WaitError, Worker, payload_digest};
+use seriatim::{
+    Event, MemberChange, Name, Producer, ProducerRole, Sequenced, WaitError, Worker, payload_digest,
+};
 use seriatim_ring::control::NameWords;
 use seriatim_ring::digest::{Folded, START, fold};
 use seriatim_ring::event;
@@ -374,7 +376,9 @@ impl World {
                 self.next_of.insert(number, 0);
                 self.owners.insert(slot, number);
                 self.lanes.insert(number, slot);
-                event::Event::Attached { lane: slot as u16, number, base, name }
+                // All producers of these tests are for themselves.
+                let role = ProducerRole::Injector;
+                event::Event::Attached { lane: slot as u16, number, base, name, role }
             }
             FENCED => {
                 if self.owners.get(&slot) != Some(&number) {
