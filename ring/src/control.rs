@@ -476,7 +476,9 @@ fn tell(requests: &AtomicU32) {
 }
 
 /// A worker's pages.
-#[repr(C, align(4096))]
+#[repr(C)]
+// In a model it is no page, but lies on small stacks.
+#[cfg_attr(not(loom), repr(align(4096)))]
 #[derive(Debug, Default)]
 pub struct WorkerPage {
     /// The next index that it will look at, and what goes with it.
@@ -506,7 +508,8 @@ impl Default for Policy {
 }
 
 /// The first page of a lane.
-#[repr(C, align(4096))]
+#[repr(C)]
+#[cfg_attr(not(loom), repr(align(4096)))]
 #[derive(Debug, Default)]
 pub struct LanePage {
     /// How far the producer may have written.
