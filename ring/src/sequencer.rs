@@ -743,12 +743,14 @@ fn slowest_gate(s: &Shared<'_>, next: Seq) -> Option<(Seq, Past)> {
 }
 
 fn gate_with_past(member: &MemberEntry, page: &WorkerPage) -> Option<(Seq, Past)> {
-    let start = (Seq::new(member.start.load(Ordering::Relaxed)), past_of(member));
-    if !page.party.has_begun(member.generation.load(Ordering::Relaxed)) {
-        return Some(start);
+    let start = Seq::new(member.start.load(Ordering::Relaxed));
+    if page.party.has_begun(member.generation.load(Ordering::Relaxed)) {
+        let (at, past) = (0..READS).find_map(|_| page.cursor.load())?;
+        if at >= start {
+            return Some((at, past));
+        }
     }
-    let (at, past) = (0..READS).find_map(|_| page.cursor.load())?;
-    Some(if at < start.0 { start } else { (at, past) })
+    Some((start, past_of(member)))
 }
 
 /// How often a pair that moves is read before it is left for the next turn.
