@@ -1,0 +1,6 @@
+//! Stub.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct BenchArgs {}
+pub(crate) fn run(_: &BenchArgs) -> anyhow::Result<()> {
+    Ok(())
+}
