@@ -264,7 +264,7 @@ impl Cluster {
     ///
     /// # Errors
     /// One did not end as it should.
-    pub(crate) fn shut_down(mut self, sender: &mut dyn CommandSender) -> Result<Option<Ordered>> {
+    pub(crate) fn shut_down(&mut self, sender: &mut dyn CommandSender) -> Result<Option<Ordered>> {
         self.send(sender, &Command::Shutdown)?;
         let done = self.gather(|reply| matches!(reply, Reply::Done { .. }), self.shape.processes)?;
         done.into_iter().for_each(|reply| self.note(reply));

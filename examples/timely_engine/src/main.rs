@@ -23,6 +23,8 @@ mod process;
 mod replies;
 mod script;
 
+use std::process::ExitCode;
+
 use clap::Parser;
 
 /// A small compute engine on Timely Dataflow.
@@ -39,11 +41,18 @@ enum Cli {
     Process(process::ProcessArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse() {
+fn main() -> ExitCode {
+    let outcome = match Cli::parse() {
         Cli::Run(args) => script::run(&args),
         Cli::Churn(args) => churn::run(&args),
         Cli::Bench(args) => bench::run(&args),
         Cli::Process(args) => process::run(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }

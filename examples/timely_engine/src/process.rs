@@ -60,7 +60,7 @@ pub(crate) fn commands_in(dir: &Path, process: usize) -> PathBuf {
 
 /// Runs a process until it is shut down. Whatever else ends it is told to the controller first.
 pub(crate) fn run(args: &ProcessArgs) -> Result<()> {
-    let replies = Replies::connect(&replies_in(&args.dir))?;
+    let replies = Replies::connect(&args.dir)?;
     replies.send(&Reply::Process { process: args.process, pid: std::process::id() });
     end_at_any_panic(args.process, replies.clone());
     let outcome = match args.channel {

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::command::Reply;
+use crate::process::replies_in;
 
 /// How long the controller may leave replies unread.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -18,16 +19,19 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) struct Replies(Arc<Mutex<UnixStream>>);
 
 impl Replies {
-    /// Connects to the controller, and ends this process when the controller does.
-    pub(crate) fn connect(path: &Path) -> Result<Replies> {
+    /// Connects to the controller, and ends this process when the controller does, which cannot tidy up then.
+    pub(crate) fn connect(dir: &Path) -> Result<Replies> {
+        let (path, dir) = (replies_in(dir), dir.to_owned());
         let stream =
-            UnixStream::connect(path).with_context(|| format!("the controller, {}", path.display()))?;
+            UnixStream::connect(&path).with_context(|| format!("the controller, {}", path.display()))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut other = stream.try_clone()?;
         std::thread::Builder::new().name("controller".into()).spawn(move || {
             // Nothing ever comes this way but the end.
             let ended = other.read(&mut [0]);
             eprintln!("the controller is gone ({ended:?})");
+            // The last one to look finds nothing.
+            let _ = std::fs::remove_dir_all(dir);
             std::process::exit(4);
         })?;
         Ok(Replies(Arc::new(Mutex::new(stream))))
