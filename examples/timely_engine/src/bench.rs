@@ -48,13 +48,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     println!("A ratio is worker0 / seriatim. Times are per command, in microseconds of this machine.");
     for &peers in &args.workers {
         for &size in &args.sizes {
-            let shape = |channel| Shape { channel, processes: args.processes, workers: peers / args.processes };
+            let shape =
+                |channel| Shape { channel, processes: args.processes, workers: peers / args.processes };
             let kinds = [Kind::Worker0, Kind::Seriatim];
             let mut engines = Vec::new();
             for kind in kinds {
                 engines.push(Engine::start(shape(kind))?);
             }
-            let body = "x".repeat(size);
+            let body = vec![120; size];
             for pace in [Pace::Apart, Pace::AtOnce] {
                 for round in 0..=args.rounds {
                     for engine in &mut engines {
@@ -64,7 +65,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
                         }
                     }
                 }
-                let seen: Vec<Costs> = engines.iter_mut().map(|engine| std::mem::take(&mut engine.seen)).collect();
+                let seen: Vec<Costs> =
+                    engines.iter_mut().map(|engine| std::mem::take(&mut engine.seen)).collect();
                 println!("\n{}", table(peers, args.processes, size, pace, &seen[0], &seen[1]));
             }
             for engine in engines {
@@ -126,12 +128,14 @@ impl Engine {
         let nonce = self.cluster.fresh_nonce();
         self.cluster.send(&mut *self.controller, &Command::Report { nonce })?;
         let answers = self.cluster.answers(nonce)?;
-        let report = |reply| if let Reply::Report { worker, report, .. } = reply { Some((worker, report)) } else { None };
+        let report = |reply| {
+            if let Reply::Report { worker, report, .. } = reply { Some((worker, report)) } else { None }
+        };
         Ok(answers.into_iter().filter_map(report).collect())
     }
 
     /// Some commands of a size, and what they cost.
-    fn round(&mut self, body: &str, pace: Pace) -> Result<Costs> {
+    fn round(&mut self, body: &[u8], pace: Pace) -> Result<Costs> {
         // Long enough for the slower one to be done; not so many that a round takes seconds.
         let (count, gap) = match body.len() {
             0..4096 => (200, Duration::from_micros(500)),
@@ -170,10 +174,14 @@ impl Engine {
             }
             let earlier = before.get(worker).context("a worker did not report")?;
             costs.workers.insert(*worker, report.cpu_ns - earlier.cpu_ns);
-            // Each worker tells of its whole process.
-            if worker % self.shape.workers == 0 {
-                costs.processes += report.process_cpu_ns - earlier.process_cpu_ns;
-            }
+        }
+        // Each worker tells of its whole process; the last one to look has seen what the others have used.
+        let process = |reports: &BTreeMap<usize, Report>, first: usize| {
+            let of_its = reports.range(first..first + self.shape.workers);
+            of_its.map(|(_, report)| report.process_cpu_ns).max().unwrap_or(0)
+        };
+        for first in (0..self.shape.peers()).step_by(self.shape.workers) {
+            costs.processes += process(after, first) - process(before, first);
         }
         costs.latencies = heard.iter().zip(sent).map(|(heard, sent)| heard.saturating_sub(*sent)).collect();
         let (first, last) = (sent.first().copied().unwrap_or(0), heard.iter().copied().max().unwrap_or(0));
@@ -186,7 +194,14 @@ impl Engine {
     }
 }
 
-fn table(peers: usize, processes: usize, size: usize, pace: Pace, worker0: &Costs, seriatim: &Costs) -> String {
+fn table(
+    peers: usize,
+    processes: usize,
+    size: usize,
+    pace: Pace,
+    worker0: &Costs,
+    seriatim: &Costs,
+) -> String {
     let mut text = String::new();
     let how = match pace {
         Pace::Apart => "one at a time",

@@ -24,7 +24,11 @@ pub(crate) enum Command {
     /// How the worker has numbered its dataflows so far.
     Fingerprint { nonce: u64 },
     /// Carried and noted, nothing else: to measure the channel.
-    Echo { nonce: u64, body: String },
+    Echo {
+        nonce: u64,
+        #[serde(with = "serde_bytes")]
+        body: Vec<u8>,
+    },
     /// When each echo came since the last report, and the processor time that was used so far.
     Report { nonce: u64 },
     /// Ends every worker.

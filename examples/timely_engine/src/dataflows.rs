@@ -56,7 +56,8 @@ impl Dataflow {
 
     /// Gives it all edges of times before this one. Time does not go back.
     pub(crate) fn advance_to(&mut self, time: u64) {
-        while let Some(edge) = self.waiting.pop_front_if(|&mut (_, _, since)| since < time) {
+        while let Some(&edge) = self.waiting.front().filter(|&&(_, _, since)| since < time) {
+            self.waiting.pop_front();
             self.input.advance_to((*self.input.time()).max(edge.2));
             self.input.send(edge);
         }

@@ -138,7 +138,9 @@ fn end_at_any_panic(process: usize, replies: Replies) {
 }
 
 fn reason(info: &PanicHookInfo<'_>) -> String {
-    let said = info.payload_as_str().unwrap_or("a panic");
+    let payload = info.payload();
+    let said = payload.downcast_ref::<&str>().copied();
+    let said = said.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic");
     let thread = std::thread::current();
     // timely:recv-1 and timely:send-1 serve process 1.
     let peer = thread.name().and_then(|name| name.strip_prefix("timely:")?.split_once('-'));

@@ -151,7 +151,8 @@ fn script(file: &Path, edges: &[Edge]) -> Script {
         for id in 1..=3 {
             script.say(&json!({"advance_to": {"id": id, "time": now}}));
         }
-        for time in [now - 1, now - 2] {
+        // The earliest one is what was compacted to in the round before.
+        for time in [now - 1, now - 2, now.saturating_sub(4)] {
             script.peek(1, time, filter_count(&as_of(time), 3));
             script.peek(2, time, two_hops(&as_of(time)));
             script.peek(3, time, reach(&as_of(time), 7));
