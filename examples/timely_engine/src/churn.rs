@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::json;
@@ -13,6 +14,8 @@ use crate::script::agreed_fingerprint;
 
 /// How often to ask before it is said that something is missing.
 const QUESTIONS: usize = 1000;
+/// How long a dataflow can take to be built everywhere, on a busy machine: the first answer comes after all of them.
+const EACH: Duration = Duration::from_millis(100);
 
 /// Creates and drops dataflows from several producers, then compares all workers' fingerprints.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,6 +39,7 @@ pub(crate) struct ChurnArgs {
 /// Workers differ, or the engine is gone.
 pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
     let mut cluster = Cluster::start(args.shape, args.producers)?;
+    cluster.patience += EACH * u32::try_from(args.commands)?;
     let edges = std::path::absolute(&args.edges)?;
     let senders: Vec<_> = (0..args.producers).map(|number| cluster.sender(number)).collect::<Result<_>>()?;
     // Half of them create, half drop.

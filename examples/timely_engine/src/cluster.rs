@@ -18,7 +18,7 @@ use crate::channel::{CommandSender, ordered, worker0};
 use crate::command::{Command, Ordered, Reply};
 use crate::process::{Kind, commands_in, region_in, replies_in};
 
-/// How long an answer can take.
+/// How long an answer can take, unless there is more to do before it.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long processes have to notice that another one is gone.
 const TO_NOTICE: Duration = Duration::from_secs(10);
@@ -80,6 +80,8 @@ pub(crate) struct Cluster {
     pub(crate) sequencer: Option<Ordered>,
     region: Option<Region>,
     nonce: u64,
+    /// How long an answer can take.
+    pub(crate) patience: Duration,
     dir: TempDir,
 }
 
@@ -101,8 +103,9 @@ impl Cluster {
         let addresses = addresses(shape.processes)?;
         let processes = Vec::new();
         let (refused, sequencer) = (Vec::new(), None);
+        let (nonce, patience) = (1 << 32, PATIENCE);
         let mut cluster =
-            Cluster { shape, processes, events, refused, sequencer, region, nonce: 1 << 32, dir };
+            Cluster { shape, processes, events, refused, sequencer, region, nonce, patience, dir };
         for process in 0..shape.processes {
             let child = cluster.spawn(process, &addresses)?;
             cluster.processes.push(Process { child, said: None, done: false });
@@ -170,7 +173,7 @@ impl Cluster {
 
     /// Waits for so many replies of a kind, and sees to all others.
     fn gather(&mut self, is_wanted: impl Fn(&Reply) -> bool, count: usize) -> Result<Vec<Reply>> {
-        let (mut gathered, deadline) = (Vec::new(), Instant::now() + PATIENCE);
+        let (mut gathered, deadline) = (Vec::new(), Instant::now() + self.patience);
         while gathered.len() < count {
             match self.events.recv_timeout(LOOKS) {
                 Ok(Event::Reply(reply)) if is_wanted(&reply) => gathered.push(reply),
@@ -183,8 +186,9 @@ impl Cluster {
                 Err(_) if self.has_lost_one()? => return Err(self.post_mortem()),
                 Err(_) if Instant::now() > deadline => {
                     bail!(
-                        "{} of {count} answers within {PATIENCE:?}; these came: {gathered:?}",
-                        gathered.len()
+                        "{} of {count} answers within {:?}; these came: {gathered:?}",
+                        gathered.len(),
+                        self.patience
                     );
                 }
                 Err(_) => {}

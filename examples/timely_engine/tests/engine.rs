@@ -11,7 +11,7 @@ use std::{fs, thread};
 use serde_json::{Value, json};
 
 /// After this a program hangs.
-const HANGS: Duration = Duration::from_secs(300);
+const HANGS: Duration = Duration::from_secs(1200);
 
 /// Channel, processes, workers of each.
 const ENGINES: [[&str; 3]; 4] =
