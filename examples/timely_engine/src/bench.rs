@@ -1,5 +1,5 @@
-//! Measures what a command costs on its way: both channels in one run, round by round in turn, so that whatever else the
-//! machine does meets both. What counts is the ratio.
+//! Measures what a command costs on its way: both channels in one run, round by round in turn, so that whatever else
+//! the machine does meets both. What counts is the ratio.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -69,6 +69,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
                     engines.iter_mut().map(|engine| std::mem::take(&mut engine.seen)).collect();
                 println!("\n{}", table(peers, args.processes, size, pace, &seen[0], &seen[1]));
             }
+            println!("\n{}", idle(&mut engines)?);
             for engine in engines {
                 if let Some(Ordered { commands, cpu_ns }) = engine.end()? {
                     // Of all of its commands, at both paces: it tells when it has ended.
@@ -231,6 +232,18 @@ fn table(
     row("processor time, controller's send", &|costs| each(costs, costs.controller));
     let title = format!("{peers} workers in {processes} process(es), {size} bytes, {how}");
     format!("{title}\n{:<34} {:>12} {:>12} {:>8}\n{}", "", "worker0", "seriatim", "ratio", text.trim_end())
+}
+
+/// What engines use while nobody says anything: workers that wait as they should use next to nothing.
+fn idle(engines: &mut [Engine]) -> Result<String> {
+    let befores = engines.iter_mut().map(Engine::reports).collect::<Result<Vec<_>>>()?;
+    thread::sleep(Duration::from_secs(1));
+    let afters = engines.iter_mut().map(Engine::reports).collect::<Result<Vec<_>>>()?;
+    let mut used = Vec::new();
+    for (engine, (before, after)) in engines.iter().zip(befores.iter().zip(&afters)) {
+        used.push(micros(engine.costs(before, after, &[], 0)?.processes as f64));
+    }
+    Ok(format!("{:<34} {:>12} {:>12}", "an idle second, engine in all", used[0], used[1]))
 }
 
 fn percentile(values: &[u64], percent: usize) -> f64 {

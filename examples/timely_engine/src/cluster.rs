@@ -234,8 +234,8 @@ impl Cluster {
         sent.map_err(|error| if self.has_lost_one().unwrap_or(false) { self.post_mortem() } else { error })
     }
 
-    /// One process is gone, so none of the others can go on. Gives them time to notice, and says what became of each: who
-    /// just died comes first.
+    /// One process is gone, so none of the others can go on. Gives them time to notice, and says what became of each:
+    /// who just died comes first.
     fn post_mortem(&mut self) -> anyhow::Error {
         let deadline = Instant::now() + TO_NOTICE;
         while Instant::now() < deadline && self.processes.iter_mut().any(Process::runs) {

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// What every worker carries out, in the same order as every other worker.
 ///
-/// Three of them change what Timely's workers have to number alike: create, drop, and nothing else. So it is enough that
-/// *these* have one order; that all have one makes the engine's state the same everywhere.
+/// Timely's workers number their dataflows, so they have to create the same ones in the same order. That all else has one
+/// order, too, makes the answers the same everywhere.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Command {

@@ -35,8 +35,8 @@ pub(crate) struct Dataflow {
 }
 
 impl Dataflow {
-    /// Builds it. Every worker has to, whatever else goes wrong: the dataflow and its channels get the next numbers, which
-    /// have to be the same everywhere.
+    /// Builds it. Every worker has to, whatever else goes wrong: the dataflow and its channels get the next numbers,
+    /// which have to be the same everywhere.
     pub(crate) fn build(timely: &mut Worker, plan: &Plan, share: Vec<Edge>) -> Dataflow {
         let (mut input, probe) = (InputHandle::new(), ProbeHandle::new());
         let index = Rc::new(RefCell::new(Index::default()));

@@ -121,8 +121,8 @@ impl<'a> Engine<'a> {
         Ok(installed)
     }
 
-    /// Refuses what every worker refuses, before anything is built. What only this worker may meet, a file that it cannot
-    /// read, must not keep it from building what the others build.
+    /// Refuses what every worker refuses, before anything is built. What only this worker may meet, a file that it
+    /// cannot read, must not keep it from building what the others build.
     fn create(&mut self, timely: &mut Worker, id: u64, plan: &Plan) -> Result<()> {
         if self.installed.contains_key(&id) {
             bail!("there is a dataflow {id} already");

@@ -1,5 +1,5 @@
-//! A small compute engine on a Timely cluster, with Seriatim as its command channel, or, to compare, with a channel made of
-//! what Timely has. See README.md.
+//! A small compute engine on a Timely cluster, with Seriatim as its command channel, or, to compare, with a channel made
+//! of what Timely has. See README.md.
 //!
 //! | module | what is in it |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | [`dataflows`] | what it builds in Timely, and answers from |
 //! | [`process`] | a process of workers, and how it ends |
 //! | [`cluster`] | the controller's side of all that |
-//! | [`script`], [`churn`], [`bench`] | what a controller can do with it |
+//! | [`script`], [`churn`], [`mod@bench`] | what a controller can do with it |
 
 mod bench;
 mod channel;

@@ -1,7 +1,7 @@
 //! What the engine needs of a command channel, and the two that it has.
 //!
-//! This trait is all that lies between the engine and its channel: an engine that has one like it is moved to Seriatim by
-//! writing what is in [`ordered`], 60 lines, and nothing else changes.
+//! This trait is all that lies between the engine and its channel: an engine that has one like it is moved to Seriatim
+//! by writing what is in [`ordered`], 100 lines, and nothing else changes.
 
 pub(crate) mod ordered;
 pub(crate) mod worker0;
