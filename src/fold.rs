@@ -343,7 +343,14 @@ impl Fold {
             }
             (_, HELLO) => {
                 let hello = read_hello(map, seq, lane, entry)?;
-                Ok(if hello.number > self.current.number() { Said::Hello(hello) } else { Said::Void })
+                if hello.number > self.current.number() {
+                    return Ok(Said::Hello(hello));
+                }
+                if self.notes_ends {
+                    // It was superseded before it began: its own term ends here.
+                    map.incarnations().end(Current::new(hello.number, lane), seq);
+                }
+                Ok(Said::Void)
             }
             (Heard::Not, _) => Ok(Said::Void),
             (Heard::Current, INITIALIZED) => Ok(Said::Initialized),

@@ -15,6 +15,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -27,7 +28,7 @@ use crate::fork;
 use crate::region::Region;
 use crate::region::layout::Part;
 use crate::wait;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerError};
 
 /// How a thread is woken.
 type Wake = Arc<dyn Fn() + Send + Sync>;
@@ -42,7 +43,6 @@ struct Entry {
 #[derive(Default)]
 struct Entries {
     waiting: Vec<Entry>,
-    next_id: u64,
     ended: bool,
 }
 
@@ -51,6 +51,7 @@ struct Desk {
     region: Region,
     entries: Mutex<Entries>,
     changed: Condvar,
+    next_id: AtomicU64,
 }
 
 impl Desk {
@@ -102,7 +103,7 @@ fn call(wake: &Wake) {
 
 impl fmt::Debug for Desk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("waiting", &self.lock().waiting.len()).finish_non_exhaustive()
+        f.debug_struct("Desk").field("region", &self.region).finish_non_exhaustive()
     }
 }
 
@@ -130,8 +131,8 @@ impl fmt::Debug for Desk {
 ///         }
 ///     })?;
 ///     // With nothing there, and nothing come just now, it may wait.
-///     if events == 0 && summons.arm(&mut worker) {
-///         std::thread::park_timeout(Duration::from_secs(1));
+///     if events == 0 && summons.arm(&mut worker)? {
+///         std::thread::park_timeout(Duration::from_millis(100));
 ///     }
 /// }
 /// assert_eq!(got, b"wake up");
@@ -150,8 +151,12 @@ impl Notifier {
     /// The region is read-only, or the thread cannot be started.
     pub fn spawn(region: &Region) -> Result<Notifier, AttachError> {
         region.make_writable("a notifier", &[Part::Bells])?;
-        let desk =
-            Arc::new(Desk { region: region.clone(), entries: Mutex::default(), changed: Condvar::new() });
+        let desk = Arc::new(Desk {
+            region: region.clone(),
+            entries: Mutex::default(),
+            changed: Condvar::new(),
+            next_id: AtomicU64::new(0),
+        });
         let thread = std::thread::Builder::new().name("seriatim-notify".into()).spawn({
             let desk = Arc::clone(&desk);
             move || desk.serve()
@@ -164,9 +169,9 @@ impl Notifier {
     /// a thread, writes to an eventfd, activates a scheduler.
     #[must_use]
     pub fn summons(&self, wake: impl Fn() + Send + Sync + 'static) -> Summons {
-        let mut entries = self.desk.lock();
-        entries.next_id += 1;
-        Summons { desk: Arc::clone(&self.desk), id: entries.next_id, wake: Arc::new(wake) }
+        // Relaxed: a count, and nothing that it would hand over.
+        let id = self.desk.next_id.fetch_add(1, Ordering::Relaxed);
+        Summons { desk: Arc::clone(&self.desk), id, wake: Arc::new(wake) }
     }
 }
 
@@ -194,12 +199,19 @@ pub struct Summons {
 }
 
 impl Summons {
-    /// Asks to be woken once for what comes next; `false` if it is there already, or the order has ended: then the worker
-    /// polls again (and may be woken all the same, for nothing). A wait that follows is to be bounded all the same, for the notifier may be gone, and
-    /// the region, too, which [`Worker::recv`] looks after and nobody does here: call [`Worker::poll`] from time to
-    /// time.
-    #[must_use = "who is not to be woken must not wait"]
-    pub fn arm(&self, worker: &mut Worker) -> bool {
+    /// Asks to be woken once for what comes next to a worker of the notifier's region; `false` if it is there already:
+    /// then the worker polls again (and may be woken all the same, for nothing). After the end it waits for a sequencer
+    /// that goes on.
+    ///
+    /// The wait that follows is to be bounded, by 100 ms or so, and then asked for anew: the notifier may be gone, and
+    /// this looks whether the region is.
+    ///
+    /// # Errors
+    /// [`WorkerError::Lost`]; [`WorkerError::Forked`] in a child of the process that made it.
+    pub fn arm(&self, worker: &mut Worker) -> Result<bool, WorkerError> {
+        if fork::is_child() {
+            return Err(WorkerError::Forked);
+        }
         let at = worker.next();
         {
             let mut entries = self.desk.lock();
@@ -210,7 +222,7 @@ impl Summons {
             }
         }
         let waits = worker.goes_elsewhere();
-        if !waits {
+        if !matches!(waits, Ok(true)) {
             self.disarm();
         }
         waits
@@ -218,16 +230,16 @@ impl Summons {
 
     /// Need not be woken any more.
     pub fn disarm(&self) {
-        self.desk.lock().waiting.retain(|entry| entry.id != self.id);
+        // In a forked child another thread may have had the mutex when it was copied.
+        if !fork::is_child() {
+            self.desk.lock().waiting.retain(|entry| entry.id != self.id);
+        }
     }
 }
 
 impl Drop for Summons {
     fn drop(&mut self) {
-        // In a forked child another thread may have had the mutex when it was copied.
-        if !fork::is_child() {
-            self.disarm();
-        }
+        self.disarm();
     }
 }
 
@@ -239,7 +251,6 @@ impl fmt::Debug for Summons {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -258,7 +269,7 @@ mod tests {
                 continue;
             }
             (0..yields).for_each(|_| std::thread::yield_now());
-            if summons.arm(worker) {
+            if summons.arm(worker).unwrap() {
                 let began = std::time::Instant::now();
                 std::thread::park_timeout(NEVER);
                 lost += u64::from(began.elapsed() >= NEVER);
@@ -315,22 +326,22 @@ mod tests {
         });
         producer.submit(0, b"").unwrap();
         producer.wait_sequenced(0).unwrap();
-        assert!(!notifier.summons(|| {}).arm(&mut worker), "it is there");
+        assert!(!notifier.summons(|| {}).arm(&mut worker).unwrap(), "it is there");
         while worker.poll().unwrap().is_some() {}
-        assert!(summons.arm(&mut worker));
+        assert!(summons.arm(&mut worker).unwrap());
         summons.disarm();
         producer.submit(0, b"").unwrap();
         producer.wait_sequenced(1).unwrap();
         while worker.poll().unwrap().is_some() {}
         assert_eq!(calls.load(Ordering::Relaxed), 0);
-        assert!(summons.arm(&mut worker));
+        assert!(summons.arm(&mut worker).unwrap());
         sequencer.close().unwrap();
         // The end is in the order, too.
         while calls.load(Ordering::Relaxed) == 0 {
             std::thread::yield_now();
         }
         while worker.poll().unwrap().is_some() {}
-        assert!(!summons.arm(&mut worker), "after the end there is nothing to wait for");
+        assert!(summons.arm(&mut worker).unwrap(), "somebody can go on after the end");
         assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 
@@ -348,9 +359,30 @@ mod tests {
             for worker in &mut workers {
                 while worker.poll().unwrap().is_some() {}
             }
-            assert!(bad.arm(&mut workers[0]) && good.arm(&mut workers[1]));
+            assert!(bad.arm(&mut workers[0]).unwrap() && good.arm(&mut workers[1]).unwrap());
             producer.submit(0, b"").unwrap();
             assert_eq!(receive(&mut workers[1], &good, 1, 0), 0, "command {index}");
         }
+    }
+
+    #[test]
+    fn who_waits_elsewhere_is_told_that_the_region_is_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("region");
+        let region = Region::create(&path, &Config::new()).unwrap();
+        let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let notifier = Notifier::spawn(&region).unwrap();
+        let mut worker = Worker::join(&region, "w").unwrap();
+        let summons = notifier.summons(|| {});
+        std::fs::remove_file(&path).unwrap();
+        drop(sequencer);
+        let lost = loop {
+            while worker.poll().unwrap().is_some() {}
+            match summons.arm(&mut worker) {
+                Ok(_) => std::thread::yield_now(),
+                Err(lost) => break lost,
+            }
+        };
+        assert!(matches!(lost, WorkerError::Lost(_)), "{lost}");
     }
 }

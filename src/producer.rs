@@ -728,6 +728,7 @@ impl Producer {
     }
 
     fn check_batch<P: AsRef<[u8]>>(&self, commands: &[(u16, P)]) -> Result<(), SubmitError> {
+        commands.iter().try_for_each(|(kind, _)| check_kind(*kind))?;
         let (max, mut bytes) = (self.max_payload(), 0);
         for len in commands.iter().map(|(_, payload)| payload.as_ref().len()) {
             if len > max {

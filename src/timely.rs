@@ -25,7 +25,7 @@
 //!                 _ => {}
 //!             });
 //!             if events.unwrap() == 0 {
-//!                 parking.step_or_park(timely, &mut worker, None);
+//!                 parking.step_or_park(timely, &mut worker, None).unwrap();
 //!             } else {
 //!                 timely.step();
 //!             }
@@ -48,7 +48,7 @@ use std::time::Duration;
 
 use crate::notify::{Notifier, Summons};
 use crate::wait::LONGEST_SLEEP;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerError};
 
 /// A Timely worker's way to sleep until there is something to do: for it, or in the order.
 ///
@@ -71,20 +71,23 @@ impl Parking {
     /// As Timely's `step_or_park`, but also woken when the order goes on: steps if a dataflow is active, else parks until
     /// one is, until the order has something for `worker`, or for `longest` at most. Before it, take what is there
     /// ([`Worker::poll_batch`]): with something there it steps and does not park. Whether dataflows remain.
+    ///
+    /// # Errors
+    /// As [`Summons::arm`](crate::Summons::arm).
     pub fn step_or_park(
         &self,
         timely: &mut timely::worker::Worker,
         worker: &mut Worker,
         longest: Option<Duration>,
-    ) -> bool {
+    ) -> Result<bool, WorkerError> {
         let is_active = timely.activations().borrow().empty_for() == Some(Duration::ZERO);
-        if is_active || !self.summons.arm(worker) {
-            return timely.step();
+        if is_active || !self.summons.arm(worker)? {
+            return Ok(timely.step());
         }
         let longest = longest.map_or(LONGEST_SLEEP, |longest| longest.min(LONGEST_SLEEP));
         let remain = timely.step_or_park(Some(longest));
         self.summons.disarm();
-        remain
+        Ok(remain)
     }
 }
 
@@ -156,7 +159,7 @@ mod tests {
                         continue;
                     }
                     let began = Instant::now();
-                    parking.step_or_park(timely, &mut worker, None);
+                    parking.step_or_park(timely, &mut worker, None).unwrap();
                     let slept = began.elapsed();
                     // A machine that stood still has kept the waker from its work as well.
                     let whole = slept >= LONGEST_SLEEP && slept < LONGEST_SLEEP * 6 / 5;

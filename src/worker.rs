@@ -668,9 +668,9 @@ impl Worker {
     ///
     /// Only reports for the same index are compared, so workers should report at indexes that follow from the order
     /// alone: after every event, at every hundredth index, after commands of a kind. Who reports every index is told
-    /// exactly at which a difference began. (`poll_batch` with a limit of as many as there are left until the next
-    /// index to report, or one of the calls that hand out a single event.) Of a second report for the same index the
-    /// later one counts. The last 255 reports are kept, until the worker leaves.
+    /// exactly at which a difference began. The calls that hand out a single event do for that; where a batch ends is not
+    /// the same index everywhere, for commands of superseded controllers have indexes and are no events. Of a second
+    /// report for the same index the later one counts. The last 255 reports are kept, until the worker leaves.
     ///
     /// A few stores to this worker's own pages: no fence that costs, no system call. It says nothing about what is
     /// [released](Self::release).
@@ -799,15 +799,18 @@ impl Worker {
     }
 
     /// Before its thread waits elsewhere: nobody is to wait for it here. Whether it is to wait, or there is something
-    /// already: a command, an error, the end.
-    pub(crate) fn goes_elsewhere(&mut self) -> bool {
-        let is_alarmed = self.alarm.is_raised() && self.check().is_err();
-        if is_alarmed || self.fold.is_behind(self.region.map()) || self.is_ended() {
-            return false;
+    /// already. Looks after the region now and then, for where it waits nobody does.
+    pub(crate) fn goes_elsewhere(&mut self) -> Result<bool, WorkerError> {
+        if self.alarm.is_raised() {
+            self.check()?;
+        }
+        self.vigil.glance(&self.region)?;
+        if self.fold.is_behind(self.region.map()) {
+            return Ok(false);
         }
         self.run_dry();
         self.helper.hand_back();
-        true
+        Ok(true)
     }
 
     /// Makes a turn for the sequencer of this process, if it wants that; whether there may be something now.

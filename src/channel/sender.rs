@@ -11,10 +11,13 @@ use seriatim_ring::incarnations::{Fate, HELLO, HIGHEST, Hello, INITIALIZED};
 use super::coding::{Coding, CodingError, Postcard};
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
+use crate::liveness::Role;
 use crate::name::Name;
 use crate::producer::{AttachOptions, Producer, Sequenced, SubmitError, WaitError};
 use crate::region::Region;
+use crate::region::file::Vigil;
 use crate::region::layout::Part;
+use crate::region::snapshot::State;
 use crate::wait;
 
 /// How long a sender waits for room before it looks again whether it is superseded.
@@ -133,6 +136,14 @@ pub enum SequencedError {
         /// Who has yet to pass it.
         held: HeldBy,
     },
+    /// It was submitted under this name before this incarnation began.
+    #[error("command {index} is not of this incarnation, whose first is {first}")]
+    Earlier {
+        /// Its per-producer index.
+        index: u64,
+        /// That of this incarnation's hello.
+        first: u64,
+    },
     /// It had its place so long ago that the region no longer tells which side of a newer incarnation's hello that
     /// was.
     #[error("command {index} was sequenced long ago, before or after {by}")]
@@ -175,6 +186,8 @@ pub struct Sender<C: ?Sized, K = Postcard> {
     coding: K,
     number: u64,
     nonce: u64,
+    /// Per-producer index of its hello.
+    hello: u64,
     stage: Stage,
     of: PhantomData<fn(&C)>,
 }
@@ -199,10 +212,10 @@ impl<C: ?Sized, K: Coding<C>> Sender<C, K> {
         let [first, second] = Hello { number, nonce }.encode().map(u64::to_le_bytes);
         let hello = [first, second].concat();
         let said = producer.submit_reserved(HELLO, &hello, deadline);
-        said.map_err(|source| OpenError::Hello { number, source })?;
+        let hello = said.map_err(|source| OpenError::Hello { number, source })?;
         crash_point!("open.said");
         let (region, stage) = (region.clone(), Stage::Initialization);
-        Ok(Sender { producer, region, coding, number, nonce, stage, of: PhantomData })
+        Ok(Sender { producer, region, coding, number, nonce, hello, stage, of: PhantomData })
     }
 
     /// Sends a command, waiting for room as long as it takes; returns its per-producer index. One that returned is in
@@ -338,6 +351,9 @@ impl<C: ?Sized, K> Sender<C, K> {
     }
 
     fn wait_until(&mut self, index: u64, deadline: Option<Instant>) -> Result<Sequenced, SequencedError> {
+        if index < self.hello {
+            return Err(SequencedError::Earlier { index, first: self.hello });
+        }
         let place = match deadline {
             Some(at) => self.producer.wait_sequenced_deadline(index, at)?,
             None => self.producer.wait_sequenced(index)?,
@@ -349,6 +365,7 @@ impl<C: ?Sized, K> Sender<C, K> {
             // Where it was, only its term tells: if that is open, there was no hello before what is freed.
             Sequenced::LongAgo => Seq::MAX,
         };
+        let mut vigil = Vigil::default();
         loop {
             match self.fate(at) {
                 Fate::Heard => return Ok(place),
@@ -359,11 +376,13 @@ impl<C: ?Sized, K> Sender<C, K> {
                 Fate::NotOurs { .. } => return Err(SequencedError::LongAgo { index, by }),
                 Fate::Open => {}
             }
-            if wait::is_over(deadline) {
+            // After the end nobody passes anything any more.
+            let is_ended = self.region.state() == State::Closed && !self.region.is_alive(Role::Sequencer);
+            if wait::is_over(deadline) || is_ended {
                 let held = self.region.order_held_by().unwrap_or_else(|| self.region.held_by_worker());
                 return Err(SequencedError::Undecided { index, at, newest: by.number, held });
             }
-            self.region.check().map_err(WaitError::Lost)?;
+            vigil.glance(&self.region).map_err(WaitError::Lost)?;
             std::thread::sleep(Duration::from_millis(1));
         }
     }

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 
 use super::Region;
 use crate::error_log::ErrorCode;
 use crate::liveness::Role;
+use crate::wait::LONGEST_SLEEP;
 
 /// What has become of the file of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ const UNSERVED_LOOKS: u32 = 10;
 #[derive(Debug, Default)]
 pub(crate) struct Vigil {
     unserved: u32,
+    /// When it looked last, for who waits in shorter steps.
+    looked: Option<Instant>,
 }
 
 impl Vigil {
@@ -76,6 +80,16 @@ impl Vigil {
         }
         self.unserved += 1;
         if self.unserved < UNSERVED_LOOKS { Ok(()) } else { Err(RegionLost::Unserved { file }) }
+    }
+
+    /// [Looks](Self::look), unless it has done so within 100 ms.
+    pub(crate) fn glance(&mut self, region: &Region) -> Result<(), RegionLost> {
+        let now = Instant::now();
+        if self.looked.is_some_and(|looked| now - looked < LONGEST_SLEEP) {
+            return Ok(());
+        }
+        self.looked = Some(now);
+        self.look(region)
     }
 }
 

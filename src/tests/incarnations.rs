@@ -164,6 +164,9 @@ fn a_name_that_comes_back_is_a_new_incarnation_of_the_same_producer() {
     desk.turn();
     assert_eq!(all(&mut receiver), ["+1", "one", "+2", "two", "+3", "three"]);
     assert_eq!(receiver.controller(), Some(producer));
+    // "late" has its place, but is none of this incarnation's.
+    let earlier = back.wait_sequenced(2);
+    assert_eq!(earlier, Err(SequencedError::Earlier { index: 2, first: 3 }));
 }
 
 #[test]

@@ -38,7 +38,7 @@ pub(crate) fn run(timely: &mut Worker, channel: &mut impl CommandChannel, replie
         if heard > 0 {
             timely.step();
         } else {
-            channel.step_or_park(timely);
+            channel.step_or_park(timely)?;
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) trait CommandChannel {
     fn next(&mut self) -> Result<Option<Heard>>;
 
     /// Lets Timely work, or, if there is nothing to do, sleeps until there is, in a dataflow or in the channel.
-    fn step_or_park(&mut self, timely: &mut Worker);
+    fn step_or_park(&mut self, timely: &mut Worker) -> Result<()>;
 }
 
 /// What comes through the channel.

@@ -47,8 +47,9 @@ impl CommandChannel for Ordered {
         Ok(None)
     }
 
-    fn step_or_park(&mut self, timely: &mut Worker) {
-        self.parking.step_or_park(timely, self.receiver.worker_mut(), None);
+    fn step_or_park(&mut self, timely: &mut Worker) -> Result<()> {
+        self.parking.step_or_park(timely, self.receiver.worker_mut(), None)?;
+        Ok(())
     }
 }
 

@@ -109,8 +109,9 @@ impl CommandChannel for Worker0 {
         Ok(self.delivered.borrow_mut().pop_front().map(Heard::Command))
     }
 
-    fn step_or_park(&mut self, timely: &mut Worker) {
+    fn step_or_park(&mut self, timely: &mut Worker) -> Result<()> {
         timely.step_or_park(None);
+        Ok(())
     }
 }
 
