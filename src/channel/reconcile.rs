@@ -14,11 +14,12 @@
 //!
 //! A thing is *kept* if the old history has one that lives under this id, the engine can carry it over
 //! ([`Reconcile::carry_over`], for the creation and for every update that the creation could not take in), and all
-//! that it needs is kept, and was what it needed before. All else is made anew, or dropped. No more can be kept:
-//! keeping one thing never stands in the way of keeping another.
+//! that it needs is kept, and was what it needed before. All else is made anew, or dropped. Keeping one thing never
+//! stands in the way of keeping another.
 //!
-//! Not kept is what was dropped before the new incarnation, even if something needed it until now, nor what needed
-//! it: it has no name any more under which anything could be made on it.
+//! One thing alone could be kept and is not: what was dropped before the new incarnation, while something needs it. It
+//! has no name any more under which anything could be made on it. So what needs it is made anew, too, and so is, if the
+//! new incarnation goes the same way, what was then created under its id.
 
 use std::collections::{BTreeMap, BTreeSet};
 
