@@ -826,7 +826,11 @@ struct Bystander(Child);
 
 impl Bystander {
     fn new() -> Bystander {
-        Bystander(Command::new("sleep").arg("1000").spawn().unwrap())
+        let bystander = Bystander(Command::new("sleep").arg("1000").spawn().unwrap());
+        // Whoever starts in the same tick of the kernel's clock, and has the same pid elsewhere, cannot be told from it.
+        let started = common::start_tick(bystander.0.id());
+        eventually("the kernel's clock goes on", || common::ticks_since_boot() > started + 1);
+        bystander
     }
 
     #[track_caller]

@@ -333,6 +333,19 @@ pub(crate) fn cpu_ticks(pid: u32) -> u64 {
     number(14) + number(15)
 }
 
+/// When a process started, in clock ticks since the machine did.
+pub(crate) fn start_tick(pid: u32) -> u64 {
+    stat_fields(pid).expect("it runs")[22 - 3].parse().expect("a number")
+}
+
+/// Clock ticks since the machine started.
+pub(crate) fn ticks_since_boot() -> u64 {
+    let uptime = fs::read_to_string("/proc/uptime").expect("/proc is there");
+    let seconds: f64 = uptime.split(' ').next().and_then(|text| text.parse().ok()).expect("a number");
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten().expect("a number");
+    (seconds * per_second as f64) as u64
+}
+
 fn parent_of(pid: u32) -> Option<u32> {
     stat_fields(pid)?[1].parse().ok()
 }
