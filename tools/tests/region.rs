@@ -291,7 +291,7 @@ fn a_placement_that_cannot_be_had_is_refused_with_what_there_is_and_leaves_nothi
         &path,
         "no space",
         &on,
-        "8796095954944 bytes",
+        "8796095959040 bytes",
     ]);
     for (args, said) in [(["--numa", "near"], "interleave"), (["--numa-lanes", "0,x"], "`x` is no number")] {
         let ended = create(&path, &args);
