@@ -36,7 +36,8 @@
 //! .unwrap();
 //! let mut producer = Producer::attach(&region, "controller")?;
 //! producer.submit(0, b"create")?;
-//! # while region.snapshot().workers.len() < 2 { std::thread::yield_now() } // or the last to join would get nothing
+//! # let are_in = || region.snapshot().workers.iter().filter(|worker| worker.party.attached).count() == 2;
+//! # while !are_in() { std::thread::yield_now() } // or the last to join would get nothing
 //! producer.submit(0, b"drop")?;
 //! sequencer.close()?;
 //! let results: Vec<(u64, u64)> = engine.join().into_iter().map(Result::unwrap).collect();
