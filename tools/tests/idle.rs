@@ -43,11 +43,16 @@ fn a_parked_sequencer_and_four_workers_cost_no_cpu() {
     }
 }
 
-/// That parties cost next to nothing for a while.
+/// That parties cost next to nothing for a while. What stops a whole machine, or shares it, is counted as their time as
+/// well, so that one while of a few will do: whoever does not sleep uses too much in each.
 fn idles(when: &str, pids: &[u32]) {
-    let share = share_of_a_core(pids, Duration::from_secs(if long() { 10 } else { 2 }));
-    println!("{when}: {:.2} % of one core, all {} together", share * 100.0, pids.len());
-    assert!(share < 0.02, "{when}: {:.1} % of one core while idle", share * 100.0);
+    let time = Duration::from_secs(if long() { 10 } else { 2 });
+    let next_to_nothing = |_| {
+        let share = share_of_a_core(pids, time);
+        println!("{when}: {:.2} % of one core, all {} together", share * 100.0, pids.len());
+        share < 0.02
+    };
+    assert!((0..10).any(next_to_nothing), "{when}: never less than 2 % of one core while idle");
 }
 
 /// How much of a core processes use for a while.
