@@ -285,7 +285,7 @@ fn lost(region: &Region) -> AttachError {
 fn no_answer(region: &Region, waited: Duration) -> AttachError {
     let path = region.path().into();
     match region.order_held_by() {
-        Some(HeldBy::NoSequencer) => AttachError::NoSequencer { path, waited },
+        Some(HeldBy::NoSequencer) => AttachError::NoSequencer { path, state: region.state(), waited },
         held => {
             let pid = region.sequencer_pid();
             let held = held.unwrap_or(HeldBy::Sequencer { pid });

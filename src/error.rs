@@ -9,6 +9,7 @@ use seriatim_ring::control::ProducerRole;
 
 use crate::config::{ConfigError, DigestOf};
 use crate::name::{Name, NameError};
+use crate::region::snapshot::State;
 
 /// A region could not be made. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
@@ -354,11 +355,13 @@ pub enum AttachError {
         /// Who has them: names and pids.
         holders: Vec<(Name, u32)>,
     },
-    /// No sequencer answered, and none is there.
-    #[error("{path:?} has no sequencer (waited {waited:?})")]
+    /// No sequencer answered, and none is there. One that was closed needs another one as well, who opens it again.
+    #[error("{path:?} has no sequencer, and its order is {state} (waited {waited:?})")]
     NoSequencer {
         /// The path.
         path: PathBuf,
+        /// What the last sequencer left.
+        state: State,
         /// How long was waited.
         waited: Duration,
     },

@@ -677,7 +677,7 @@ fn without_a_sequencer_all_say_so() {
     let region = Region::anonymous(&tiny()).unwrap();
     let options = AttachOptions::new().timeout(Duration::from_millis(20));
     let error = Producer::attach_with(&region, "p", &options).unwrap_err();
-    assert!(matches!(error, AttachError::NoSequencer { .. }), "{error}");
+    assert!(matches!(error, AttachError::NoSequencer { state: State::Open, .. }), "{error}");
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let (mut producer, mut worker) =
         (Producer::attach(&region, "p").unwrap(), Worker::join(&region, "w").unwrap());
@@ -691,12 +691,15 @@ fn without_a_sequencer_all_say_so() {
     assert_eq!(late, Err(WaitError::Late { index: last, by: HeldBy::NoSequencer }));
     let ahead = producer.wait_sequenced(last + 1);
     assert_eq!(ahead, Err(WaitError::NotSubmitted { index: last + 1, next: last + 1 }));
-    let _next = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let next = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     assert!(matches!(producer.wait_sequenced(last), Ok(Sequenced::At(_))));
     let mut got = 0;
     while got < 2 {
         got += usize::from(matches!(worker.recv().unwrap(), Event::Command(_)));
     }
+    assert!(next.close().unwrap().closed);
+    let late = Worker::join_with(&region, "late", &JoinOptions::new().timeout(Duration::from_millis(20)));
+    assert!(matches!(late, Err(AttachError::NoSequencer { state: State::Closed, .. })), "{late:?}");
 }
 
 #[test]

@@ -135,6 +135,14 @@ impl Storm {
         self.continued.push((name, controller));
     }
 
+    /// Those that were just started again, too: once the order is closed nobody lets them in.
+    fn all_have_joined(&self) {
+        // The first that each of them receives is that it has joined, or what came before.
+        eventually("all workers have joined", || {
+            self.workers.iter().all(|worker| !worker.lines().is_empty())
+        });
+    }
+
     /// All that were stopped go on, and have to end: one may open an incarnation only now, which ends those before it.
     fn let_all_end(&mut self) {
         while !self.stopped.is_empty() {
@@ -166,10 +174,14 @@ fn after_its_hello_only_the_newest_incarnation_is_heard_whoever_dies_or_goes_on(
         eventually("it has joined", || storm.region.snapshot().workers.len() > worker);
     }
     for _ in 0..controllers {
+        if sequencer.is_finished() {
+            panic!("the sequencer ended: {:?}", sequencer.stop());
+        }
         storm.strike();
         storm.strike_others();
     }
     storm.let_all_end();
+    storm.all_have_joined();
     sequencer.close().unwrap();
     eventually("all workers end", || storm.workers.iter_mut().all(Process::has_ended));
     let checked = check(&storm.logs, &storm.workers[0].out).unwrap();
