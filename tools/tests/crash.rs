@@ -24,7 +24,7 @@ use controllers::{Job, Process, Work};
 use engine::{Engine, Random, Who, seed};
 use nix::sys::signal::Signal;
 use seriatim::shared::Stamps;
-use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, inspect};
+use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, Snapshot, inspect};
 
 /// What the processes of a test do. Does nothing as a test.
 #[test]
@@ -261,10 +261,12 @@ impl Trial {
         engine.await_all("it stands still", |e| e.is_stopped(only));
         engine.set_goal(BEFORE + MORE);
         engine.await_all("the ring is full behind it", |e| {
-            let snapshot = e.region().snapshot();
+            // A sequencer that sleeps before tickets has no room for them: one that is slow has not taken them yet.
+            let wait = |who| !matches!(who, Who::Worker(_));
+            let snapshot = e.are_asleep(wait).then(|| e.region().snapshot());
             // Also all that it passed is freed already, so that its death gives no room.
-            let is_freed = snapshot.workers.first().is_some_and(|w| w.next == snapshot.anchor);
-            snapshot.tickets_waiting > 0 && snapshot.held_by.is_some() && is_freed
+            let is_freed = |s: &Snapshot| s.workers.first().is_some_and(|w| w.next == s.anchor);
+            snapshot.is_some_and(|s| s.tickets_waiting > 0 && s.held_by.is_some() && is_freed(&s))
         });
         engine.kill(only);
         engine.start(only, None);
@@ -281,7 +283,8 @@ impl Trial {
             let goal = e.goal();
             let needs_more = matches!(self.scene, Scene::Submit | Scene::Serve | Scene::Work);
             // Only who sleeps is woken.
-            let may_have_more = !self.point.starts_with("wake.") || e.are_asleep();
+            let wait = |who| matches!(who, Who::Sequencer(_) | Who::Worker(_));
+            let may_have_more = !self.point.starts_with("wake.") || e.are_asleep(wait);
             if needs_more && e.have_submitted(goal) && may_have_more {
                 e.set_goal(goal + MORE);
             }

@@ -144,11 +144,10 @@ impl Engine {
         crate::common::is_stopped(self.pid(who).as_raw() as u32)
     }
 
-    /// Whether the sequencer and all workers sleep, so that who submits next wakes them.
-    pub(crate) fn are_asleep(&self) -> bool {
-        let wait = |who: &&Who| matches!(who, Who::Sequencer(_) | Who::Worker(_));
-        let mut waiting = self.running.keys().filter(wait);
-        waiting.all(|&who| crate::common::is_asleep(self.pid(who).as_raw() as u32))
+    /// Whether all of those sleep.
+    pub(crate) fn are_asleep(&self, those: impl Fn(Who) -> bool) -> bool {
+        let mut these = self.running.keys().filter(|who| those(**who));
+        these.all(|&who| crate::common::is_asleep(self.pid(who).as_raw() as u32))
     }
 
     fn ended(&mut self, who: Who) -> Option<ExitStatus> {
