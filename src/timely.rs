@@ -102,8 +102,10 @@ pub fn fingerprint(timely: &timely::worker::Worker) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::fs;
+    use std::path::{Path, PathBuf};
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, Mutex};
     use std::time::Instant;
 
     use timely::container::CapacityContainerBuilder;
@@ -133,16 +135,29 @@ mod tests {
         })
     }
 
-    /// Commands come after random gaps, so that each finds the workers at another step on their way to sleep; sleeps that
-    /// ended by themselves although something was there.
-    fn lost_wakes(with: With, commands: u64) -> u64 {
+    /// What an engine was seen to do.
+    struct Seen {
+        /// Sleeps that ended by themselves although something was there.
+        lost_wakes: u64,
+        /// How long each command took to all workers, sorted.
+        waits: Vec<Duration>,
+        /// Of a processor, each worker's thread while there is nothing to do.
+        idle: Vec<f64>,
+    }
+
+    /// Commands come after random gaps, so that each finds the workers at another step on their way to sleep; and then
+    /// none for a while.
+    fn seen(with: With, commands: u64) -> Seen {
         let region = Region::anonymous(&Config::new().workers(WORKERS as u64)).unwrap();
         let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
         let notifier = Arc::new(Notifier::spawn(&region).unwrap());
         let (lost, done) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let threads = Arc::new(Mutex::new(Vec::new()));
         let engine = timely::execute(timely::Config::process(WORKERS), {
             let (region, lost, done) = (region.clone(), Arc::clone(&lost), Arc::clone(&done));
+            let threads = Arc::clone(&threads);
             move |timely| {
+                threads.lock().unwrap().push(fs::read_link("/proc/thread-self").unwrap());
                 let _input = match with {
                     With::Nothing => None,
                     With::IdleDataflows => Some(open_dataflow(timely)),
@@ -174,27 +189,75 @@ mod tests {
             std::thread::yield_now();
         }
         let mut producer = Producer::attach(&region, "p").unwrap();
-        let mut state = 7_u64;
+        let (mut state, mut waits) = (7_u64, Vec::new());
         for n in 0..commands {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let until = Instant::now() + Duration::from_nanos((state >> 33) % 200_000);
             while Instant::now() < until {
                 std::thread::yield_now();
             }
+            let submitted = Instant::now();
             producer.submit(0, &n.to_le_bytes()).unwrap();
             while done.load(Ordering::Relaxed) < (n + 1) * WORKERS as u64 {
                 std::thread::yield_now();
             }
+            waits.push(submitted.elapsed());
         }
+        waits.sort();
+        let idle = least_idle(&threads.lock().unwrap());
         sequencer.close().unwrap();
         engine.join().into_iter().for_each(|ended| ended.unwrap());
-        lost.load(Ordering::Relaxed)
+        Seen { lost_wakes: lost.load(Ordering::Relaxed), waits, idle }
     }
 
+    /// What of a processor each thread takes while it has nothing to do: in the first of some whiles in which that is
+    /// little, or the last, for what stops a whole machine is counted as the time of those whom it stopped.
+    fn least_idle(threads: &[PathBuf]) -> Vec<f64> {
+        let used = |thread: &PathBuf| {
+            let stat = fs::read_to_string(Path::new("/proc").join(thread).join("schedstat")).unwrap();
+            stat.split(' ').next().unwrap().parse::<u64>().unwrap()
+        };
+        let a_while = || {
+            let (before, began) = (threads.iter().map(used).collect::<Vec<_>>(), Instant::now());
+            std::thread::sleep(Duration::from_millis(500));
+            let nanos = began.elapsed().as_nanos() as f64;
+            threads
+                .iter()
+                .zip(before)
+                .map(|(thread, before)| (used(thread) - before) as f64 / nanos)
+                .collect()
+        };
+        let mut idle: Vec<f64> = a_while();
+        for _ in 1..10 {
+            if idle.iter().all(|share| *share < LITTLE) {
+                break;
+            }
+            idle = a_while();
+        }
+        idle
+    }
+
+    /// Of a processor, for a worker that has nothing to do.
+    const LITTLE: f64 = 0.01;
+
     #[test]
-    fn a_timely_worker_that_parks_is_woken_for_each_command() {
-        assert_eq!(lost_wakes(With::Nothing, 1000), 0, "without a dataflow");
-        assert_eq!(lost_wakes(With::IdleDataflows, 1000), 0, "with one that has nothing to do");
+    fn a_timely_worker_that_parks_is_woken_for_each_command_and_costs_next_to_nothing() {
+        let commands = if std::env::var_os("SERIATIM_LONG").is_some() { 10_000 } else { 1000 };
+        for (with, what) in [(With::Nothing, "without a dataflow"), (With::IdleDataflows, "with an idle one")]
+        {
+            let Seen { lost_wakes, waits, idle } = seen(with, commands);
+            let at = |share: usize| waits[(waits.len() - 1) * share / 100];
+            let percent: Vec<_> = idle.iter().map(|share| format!("{:.2} %", share * 100.0)).collect();
+            println!(
+                "{what}: after {commands} gaps a command is at all workers in {:?} (half), {:?} (99 of 100), {:?} \
+                 (all); idle, each takes {percent:?} of a processor",
+                at(50),
+                at(99),
+                at(100),
+            );
+            assert_eq!(lost_wakes, 0, "{what}");
+            assert!(idle.len() == WORKERS && idle.iter().all(|share| *share < LITTLE), "{what}: {percent:?}");
+        }
     }
 
     #[test]

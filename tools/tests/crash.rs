@@ -326,7 +326,7 @@ impl Trial {
         let start = |out: &str, job: Job, crash| Process::start(&job, &path, logs.path().join(out), crash);
         let work = |name: &str, crash| start(name, Job::Work { name: name.into(), micros: 0 }, crash);
         let have_joined = |count| {
-            common::eventually("all have joined", || region.snapshot().workers.len() == count);
+            common::eventually("all have joined", || controllers::inside(&region) == count);
         };
         let is_worker = self.scene == Scene::Supersede;
         let mut first = work("w0", None);

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{eventually, times};
-use controllers::{Job, Process, check, check_told, lines, open};
+use controllers::{Job, Process, check, check_told, inside, lines, open};
 use engine::{Random, seed};
 use nix::sys::signal::Signal;
 use seriatim::{Config, Region, Sequencer, SequencerConfig};
@@ -171,7 +171,7 @@ fn after_its_hello_only_the_newest_incarnation_is_heard_whoever_dies_or_goes_on(
         let started = storm.start_worker(worker);
         storm.workers.push(started);
         // The first one is the first to join.
-        eventually("it has joined", || storm.region.snapshot().workers.len() > worker);
+        eventually("it has joined", || inside(&storm.region) > worker);
     }
     for _ in 0..controllers {
         if sequencer.is_finished() {

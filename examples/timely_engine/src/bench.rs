@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use seriatim::channel::History;
 
 use crate::channel::CommandSender;
 use crate::clock;
@@ -120,8 +121,8 @@ impl Costs {
 
 impl Engine {
     fn start(shape: Shape) -> Result<Engine> {
-        let cluster = Cluster::start(shape, 1)?;
-        let controller = cluster.sender(0)?;
+        let mut cluster = Cluster::start(shape, 1)?;
+        let (controller, _) = cluster.controller(&History::new())?;
         Ok(Engine { cluster, controller, shape, seen: Costs::default() })
     }
 

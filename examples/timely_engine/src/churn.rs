@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 use serde_json::json;
+use seriatim::channel::History;
 
 use crate::channel::CommandSender;
 use crate::cluster::{Cluster, Shape};
@@ -41,7 +42,9 @@ pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
     let mut cluster = Cluster::start(args.shape, args.producers)?;
     cluster.patience += EACH * u32::try_from(args.commands)?;
     let edges = std::path::absolute(&args.edges)?;
-    let senders: Vec<_> = (0..args.producers).map(|number| cluster.sender(number)).collect::<Result<_>>()?;
+    let (controller, _) = cluster.controller(&History::new())?;
+    let others = (1..args.producers).map(|number| cluster.sender(number));
+    let senders: Vec<_> = std::iter::once(Ok(controller)).chain(others).collect::<Result<_>>()?;
     // Half of them create, half drop.
     let dataflows = args.commands / 2;
     let share = |number: usize| (number..dataflows).step_by(args.producers);

@@ -1,5 +1,6 @@
 //! The controller's side: starts an engine's processes, talks to them, and finds out when one is gone.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -11,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
+use seriatim::channel::History;
 use seriatim::{Config, Region};
 use tempfile::TempDir;
 
 use crate::channel::{CommandSender, ordered, worker0};
-use crate::command::{Command, Ordered, Reply};
+use crate::command::{Changes, Command, Ordered, Reply};
 use crate::process::{Kind, commands_in, region_in, replies_in};
 
 /// How long an answer can take, unless there is more to do before it.
@@ -54,6 +56,7 @@ enum Event {
     Gone,
 }
 
+/// Killed when it is dropped.
 struct Process {
     child: Child,
     /// What it said when it gave up.
@@ -69,7 +72,7 @@ pub(crate) struct Whereabouts {
     workers: std::ops::Range<usize>,
 }
 
-/// An engine that runs. Dropping it kills what is left of it.
+/// An engine that runs.
 pub(crate) struct Cluster {
     shape: Shape,
     processes: Vec<Process>,
@@ -79,6 +82,10 @@ pub(crate) struct Cluster {
     /// What the sequencer did, once it has ended.
     pub(crate) sequencer: Option<Ordered>,
     region: Option<Region>,
+    /// How often it was started before.
+    run: u32,
+    /// Controllers that came for this run.
+    controllers: u32,
     nonce: u64,
     /// How long an answer can take.
     pub(crate) patience: Duration,
@@ -99,19 +106,43 @@ impl Cluster {
             }
             Kind::Worker0 => None,
         };
-        let events = hear(&replies_in(dir.path()), shape.processes)?;
-        let addresses = addresses(shape.processes)?;
-        let processes = Vec::new();
-        let (refused, sequencer) = (Vec::new(), None);
-        let (nonce, patience) = (1 << 32, PATIENCE);
-        let mut cluster =
-            Cluster { shape, processes, events, refused, sequencer, region, nonce, patience, dir };
-        for process in 0..shape.processes {
-            let child = cluster.spawn(process, &addresses)?;
-            cluster.processes.push(Process { child, said: None, done: false });
-        }
-        cluster.gather(|reply| matches!(reply, Reply::Ready { .. }), shape.peers())?;
+        let mut cluster = Cluster {
+            shape,
+            processes: Vec::new(),
+            events: mpsc::channel().1,
+            refused: Vec::new(),
+            sequencer: None,
+            region,
+            run: 0,
+            controllers: 0,
+            nonce: 1 << 32,
+            patience: PATIENCE,
+            dir,
+        };
+        cluster.spawn_all()?;
         Ok(cluster)
+    }
+
+    /// Starts it again, after it has ended: its workers have nothing, and hear a controller that comes from now on.
+    ///
+    /// # Errors
+    /// It did not come up, and why.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.processes.clear();
+        (self.run, self.controllers) = (self.run + 1, 0);
+        std::fs::remove_file(replies_in(self.dir.path()))?;
+        self.spawn_all()
+    }
+
+    fn spawn_all(&mut self) -> Result<()> {
+        self.events = hear(&replies_in(self.dir.path()), self.shape.processes)?;
+        let addresses = addresses(self.shape.processes)?;
+        for process in 0..self.shape.processes {
+            let child = self.spawn(process, &addresses)?;
+            self.processes.push(Process { child, said: None, done: false });
+        }
+        self.gather(|reply| matches!(reply, Reply::Ready { .. }), self.shape.peers())?;
+        Ok(())
     }
 
     fn spawn(&self, process: usize, addresses: &str) -> Result<Child> {
@@ -121,17 +152,51 @@ impl Cluster {
         program.arg("process").arg("--dir").arg(self.dir.path());
         program.args(["--channel", channel.get_name(), "--addresses", addresses]);
         program.args(["--process", &process.to_string(), "--workers", &self.shape.workers.to_string()]);
+        program.args(["--run", &self.run.to_string()]);
         // Timely says there how it connects.
         Ok(program.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?)
     }
 
-    /// A producer's end of the channel. Number 0 is the controller.
+    /// A controller's end of the channel, once all workers have what its `history` says; and what that took. There is
+    /// one at a time.
+    ///
+    /// # Errors
+    /// A process is gone; workers did not do the same; or the channel knows of no controllers that come later.
+    pub(crate) fn controller(
+        &mut self,
+        history: &History<Command>,
+    ) -> Result<(Box<dyn CommandSender>, Changes)> {
+        self.controllers += 1;
+        let Some(region) = &self.region else {
+            if self.controllers > 1 || self.run > 0 {
+                bail!("worker 0's channel knows of no controllers that come later");
+            }
+            return Ok((self.sender(0)?, Changes::default()));
+        };
+        let nonce = ordered::nonce(self.run, self.controllers);
+        let controller = ordered::Controller::open(region, nonce, history)?;
+        let own = controller.incarnation();
+        let is_own =
+            |reply: &Reply| matches!(reply, Reply::Reconciled { incarnation, .. } if *incarnation == own);
+        let replies = self.gather(is_own, self.shape.peers())?;
+        let mut changes = BTreeSet::new();
+        for reply in &replies {
+            if let Reply::Reconciled { changes: made, .. } = reply {
+                changes.insert(*made);
+            }
+        }
+        match changes.pop_first() {
+            Some(same) if changes.is_empty() => Ok((Box::new(controller), same)),
+            _ => bail!("workers did not reconcile alike: {replies:?}"),
+        }
+    }
+
+    /// A producer's end of the channel, besides the controller.
     pub(crate) fn sender(&self, number: usize) -> Result<Box<dyn CommandSender>> {
         let (dir, workers) = (self.dir.path(), self.shape.workers);
-        Ok(match (&self.region, number) {
-            (Some(region), 0) => Box::new(ordered::Controller::open(region)?),
-            (Some(region), _) => Box::new(ordered::Other::attach(region, &format!("injector-{number}"))?),
-            (None, _) => {
+        Ok(match &self.region {
+            Some(region) => Box::new(ordered::Other::attach(region, &format!("injector-{number}"))?),
+            None => {
                 let worker = number % self.shape.peers();
                 let path = commands_in(dir, worker / workers);
                 Box::new(worker0::Producer::connect(&path, number as u64, (worker % workers) as u64)?)
@@ -208,7 +273,8 @@ impl Cluster {
         }
     }
 
-    fn has_lost_one(&mut self) -> Result<bool> {
+    /// Whether a process has ended that was not to.
+    pub(crate) fn has_lost_one(&mut self) -> Result<bool> {
         for process in &mut self.processes {
             if process.child.try_wait()?.is_some() && !process.done {
                 return Ok(true);
@@ -302,13 +368,11 @@ impl Process {
     }
 }
 
-impl Drop for Cluster {
+impl Drop for Process {
     fn drop(&mut self) {
-        for Process { child, .. } in &mut self.processes {
-            // One that has ended is not there to be killed.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        // One that has ended is not there to be killed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use seriatim::channel::{Commanded, Effect, Reconcile};
 
 /// What every worker carries out, in the same order as every other worker.
 ///
@@ -33,6 +34,59 @@ pub(crate) enum Command {
     Report { nonce: u64 },
     /// Ends every worker.
     Shutdown,
+}
+
+/// What is left of commands: dataflows as far as they have come, and what is asked and not answered.
+impl Commanded for Command {
+    /// A dataflow's identifier, or a question's nonce.
+    type Id = u64;
+    type Key = &'static str;
+
+    fn effect(&self) -> Effect<u64, &'static str> {
+        match *self {
+            Command::CreateDataflow { id, .. } => Effect::Creates(id),
+            Command::AdvanceTo { id, .. } => Effect::Updates(id, "time"),
+            Command::AllowCompaction { id, .. } => Effect::Updates(id, "since"),
+            Command::DropDataflow { id } => Effect::Drops(id),
+            Command::Peek { nonce, .. } => Effect::Asks(nonce),
+            Command::Fingerprint { .. }
+            | Command::Echo { .. }
+            | Command::Report { .. }
+            | Command::Shutdown => Effect::Passes,
+        }
+    }
+
+    fn needs(&self) -> impl Iterator<Item = u64> {
+        if let Command::Peek { id, .. } = *self { Some(id) } else { None }.into_iter()
+    }
+
+    /// A dataflow's time and what may be forgotten of it never go back.
+    fn merge(&mut self, later: Self) {
+        match (&mut *self, later) {
+            (Command::AdvanceTo { time, .. }, Command::AdvanceTo { time: later, .. })
+            | (Command::AllowCompaction { time, .. }, Command::AllowCompaction { time: later, .. }) => {
+                *time = later.max(*time);
+            }
+            (_, later) => *self = later,
+        }
+    }
+}
+
+/// A dataflow that computes the same can go on, if it has neither come nor forgotten more than it is to.
+impl Reconcile for Command {
+    fn carry_over(&self, new: &Self) -> Option<Vec<Self>> {
+        let is_kept = match (self, new) {
+            (Command::CreateDataflow { plan: had, .. }, Command::CreateDataflow { plan, .. }) => {
+                return (had == plan).then(Vec::new);
+            }
+            (Command::AdvanceTo { time: had, .. }, Command::AdvanceTo { time, .. })
+            | (Command::AllowCompaction { time: had, .. }, Command::AllowCompaction { time, .. }) => {
+                had <= time
+            }
+            _ => false,
+        };
+        is_kept.then(|| vec![new.clone()])
+    }
 }
 
 /// What a dataflow computes over an edge list: a text file with `source target time` in each line.
@@ -74,6 +128,8 @@ pub(crate) enum Reply {
     Process { process: usize, pid: u32 },
     /// A worker hears what is sent from now on.
     Ready { worker: usize },
+    /// It has what a new controller asked for first, and is that one's.
+    Reconciled { worker: usize, incarnation: u64, changes: Changes },
     /// Its part of what was peeked at: each row and how often it is there.
     Rows { nonce: u64, worker: usize, rows: Vec<(Row, i64)> },
     /// The numbering so far, after so many commands that were carried out.
@@ -86,6 +142,17 @@ pub(crate) enum Reply {
     Failed { process: usize, why: String },
     /// The process ends as it should. Whoever has the sequencer says what that did.
     Done { process: usize, sequencer: Option<Ordered> },
+}
+
+/// What became of dataflows when a new controller came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Changes {
+    /// Those that go on as they were.
+    pub(crate) kept: u64,
+    /// Those that were built.
+    pub(crate) created: u64,
+    /// Those that nobody wants any more, or not as they were.
+    pub(crate) dropped: u64,
 }
 
 /// What a worker measured.

@@ -9,6 +9,7 @@
 //! | [`dataflows`] | what it builds in Timely, and answers from |
 //! | [`process`] | a process of workers, and how it ends |
 //! | [`cluster`] | the controller's side of all that |
+//! | [`controller`] | one that remembers, so that an engine can be started again |
 //! | [`script`], [`churn`], [`mod@bench`] | what a controller can do with it |
 
 mod bench;
@@ -17,6 +18,7 @@ mod churn;
 mod clock;
 mod cluster;
 mod command;
+mod controller;
 mod dataflows;
 mod engine;
 mod process;

@@ -35,6 +35,9 @@ pub(crate) struct ProcessArgs {
     /// Its number.
     #[arg(long)]
     pub(crate) process: usize,
+    /// How often the engine was started before.
+    #[arg(long)]
+    pub(crate) run: u32,
     /// Workers of each process.
     #[arg(long)]
     pub(crate) workers: usize,
@@ -80,8 +83,8 @@ fn with_seriatim(args: &ProcessArgs, replies: &Replies) -> Result<Option<command
     // Any process could have it. Where it is, workers can help it when processors are few.
     let config = SequencerConfig::new().measure_cpu(true);
     let sequencer = (args.process == 0).then(|| Sequencer::spawn(&region, config)).transpose()?;
-    let notifier = Arc::new(Notifier::spawn(&region)?);
-    run_workers(args, replies, move |timely| Ordered::join(&region, timely, &notifier))?;
+    let (notifier, run) = (Arc::new(Notifier::spawn(&region)?), args.run);
+    run_workers(args, replies, move |timely| Ordered::join(&region, timely, &notifier, run))?;
     let stats = sequencer.map(|sequencer| sequencer.close()).transpose()?;
     Ok(stats.map(|stats| command::Ordered { commands: stats.commands, cpu_ns: stats.cpu_ns }))
 }

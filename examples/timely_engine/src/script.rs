@@ -1,4 +1,5 @@
-//! Runs a script: one command in each line, as JSON; what is asked is answered in lines of JSON.
+//! Runs a script: one command in each line, as JSON; what is asked is answered in lines of JSON. A line `"reconnect"` has
+//! the controller go and come again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -8,11 +9,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::channel::CommandSender;
 use crate::cluster::{Cluster, Shape};
 use crate::command::{Command, Reply, Row};
+use crate::controller::Controller;
 
 /// How often to look after the engine while nobody says anything.
 const LOOKS: Duration = Duration::from_millis(100);
@@ -25,6 +28,18 @@ pub(crate) struct RunArgs {
     /// Commands, one JSON object a line; `-` for standard input. Files in it are relative to its folder.
     #[arg(long)]
     script: PathBuf,
+    /// If a process dies, starts the engine again, and brings it to where it was.
+    #[arg(long)]
+    restart: bool,
+}
+
+/// A line of a script.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Reconnect,
+    #[serde(untagged)]
+    Command(Command),
 }
 
 /// Runs it.
@@ -32,11 +47,7 @@ pub(crate) struct RunArgs {
 /// # Errors
 /// A command is none, or the engine is gone.
 pub(crate) fn run(args: &RunArgs) -> Result<()> {
-    let mut cluster = Cluster::start(args.shape, 1)?;
-    for place in cluster.whereabouts() {
-        say(&serde_json::to_value(place)?)?;
-    }
-    let mut controller = cluster.sender(0)?;
+    let mut controller = Controller::start(args.shape, args.restart)?;
     let lines = read_lines(&args.script)?;
     let folder = args.script.parent().unwrap_or(Path::new(""));
     loop {
@@ -44,30 +55,33 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
             Ok(line) => line?,
             Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {
-                cluster.check()?;
+                controller.look()?;
                 continue;
             }
         };
         if line.trim().is_empty() {
             continue;
         }
-        let command = parse(&line, folder).with_context(|| line.clone())?;
-        cluster.send(&mut *controller, &command)?;
-        if let Command::Peek { nonce, .. } = command {
-            say(&peeked(nonce, cluster.answers(nonce)?))?;
+        match parse(&line, folder).with_context(|| line.clone())? {
+            Line::Reconnect => controller.reconnect()?,
+            Line::Command(command @ Command::Peek { nonce, .. }) => {
+                say(&peeked(nonce, controller.ask(&command, nonce)?))?;
+            }
+            Line::Command(command) => controller.send(&command)?,
         }
     }
-    let (fingerprint, commands) = agreed_fingerprint(&mut cluster, &mut *controller)?;
-    for why in refused_by_all(&cluster, args.shape.peers())? {
+    let (cluster, sender) = controller.parts()?;
+    let (fingerprint, commands) = agreed_fingerprint(cluster, sender)?;
+    for why in refused_by_all(cluster, args.shape.peers())? {
         say(&json!({ "refused": why }))?;
     }
     say(&json!({ "fingerprint": format!("{fingerprint:016x}"), "commands": commands }))?;
-    cluster.shut_down(&mut *controller)?;
+    cluster.shut_down(sender)?;
     Ok(())
 }
 
 /// A line at once, for whoever reads along.
-fn say(value: &serde_json::Value) -> Result<()> {
+pub(crate) fn say(value: &serde_json::Value) -> Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{value}")?;
     Ok(out.flush()?)
@@ -85,13 +99,13 @@ fn read_lines(path: &Path) -> Result<mpsc::Receiver<io::Result<String>>> {
     Ok(lines)
 }
 
-fn parse(line: &str, folder: &Path) -> Result<Command> {
-    let mut command = serde_json::from_str(line)?;
-    if let Command::CreateDataflow { plan, .. } = &mut command {
+fn parse(line: &str, folder: &Path) -> Result<Line> {
+    let mut line = serde_json::from_str(line)?;
+    if let Line::Command(Command::CreateDataflow { plan, .. }) = &mut line {
         let edges = folder.join(plan.edges());
         *plan.edges_mut() = std::path::absolute(edges)?;
     }
-    Ok(command)
+    Ok(line)
 }
 
 /// All workers' parts as one result; or why there is none.

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write as _};
+use std::io::{BufRead, BufReader, Lines, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -222,33 +222,52 @@ fn dataflows_that_come_and_go_from_three_producers_leave_all_workers_alike() {
 struct Running {
     child: Child,
     pids: Vec<u64>,
-    /// While this is there the script has not ended.
-    _script: std::process::ChildStdin,
+    script: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
 }
 
-fn running(kind: [&str; 3], file: &Path) -> Running {
-    let mut program = engine("run", kind);
-    program.args(["--script", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = program.spawn().unwrap();
-    let mut script = child.stdin.take().unwrap();
-    let commands = [
-        json!({"create_dataflow": {"id": 1, "plan": {"reach": {"edges": file, "from": 7}}}}),
-        json!({"advance_to": {"id": 1, "time": 5}}),
-        json!({"peek": {"id": 1, "time": 4, "nonce": 0}}),
-    ];
-    for command in commands {
-        writeln!(script, "{command}").unwrap();
+impl Running {
+    fn start(kind: [&str; 3], file: &Path, options: &[&str]) -> Running {
+        let mut program = engine("run", kind);
+        program.args(options).args(["--script", "-"]);
+        program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = program.spawn().unwrap();
+        let script = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut running = Running { child, pids: Vec::new(), script, lines };
+        running.say(&json!({"create_dataflow": {"id": 1, "plan": {"reach": {"edges": file, "from": 7}}}}));
+        running.say(&json!({"advance_to": {"id": 1, "time": 5}}));
+        running.say(&json!({"peek": {"id": 1, "time": 4, "nonce": 0}}));
+        running.hear("peek");
+        running
     }
-    let mut pids = Vec::new();
-    let out = child.stdout.take().unwrap();
-    for line in BufReader::new(out).lines() {
-        let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        pids.extend(line.get("pid").and_then(Value::as_u64));
-        if line.get("peek").is_some() {
-            return Running { child, pids, _script: script };
+
+    fn say(&mut self, line: &Value) {
+        writeln!(self.script, "{line}").unwrap();
+    }
+
+    /// The next line that has this in it; whoever is started says who it is.
+    fn hear(&mut self, what: &str) -> Value {
+        for line in &mut self.lines {
+            let line: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            self.pids.extend(line.get("pid").and_then(Value::as_u64));
+            if line.get(what).is_some() {
+                return line;
+            }
         }
+        panic!("it ended without {what:?}: {:?}", ended(&mut self.child));
     }
-    panic!("{kind:?} ended before it had answered: {:?}", finish(child));
+
+    /// Has no more to say.
+    fn finish(self) -> (Vec<Value>, String, ExitStatus) {
+        let Running { child, script, mut lines, .. } = self;
+        drop(script);
+        let rest = thread::spawn(move || {
+            lines.by_ref().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect::<Vec<Value>>()
+        });
+        let (_, err, status) = finish(child);
+        (rest.join().unwrap(), err, status)
+    }
 }
 
 fn kill(pid: u64) {
@@ -261,7 +280,7 @@ fn when_a_process_dies_the_others_and_the_controller_say_which() {
     let file = write_edges(dir.path(), &edges());
     for kind in ENGINES.into_iter().filter(|kind| kind[1] == "2") {
         for (victim, other) in [(0, 1), (1, 0)] {
-            let Running { child, pids, _script } = running(kind, &file);
+            let Running { child, pids, script: _script, .. } = Running::start(kind, &file, &[]);
             kill(pids[victim]);
             let (_, err, status) = finish(child);
             assert_eq!(status.code(), Some(1), "{kind:?}, {victim}: {err}");
@@ -285,7 +304,7 @@ fn when_the_only_process_dies_the_controller_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let file = write_edges(dir.path(), &edges());
     for kind in ENGINES.into_iter().filter(|kind| kind[1] == "1") {
-        let Running { child, pids, _script } = running(kind, &file);
+        let Running { child, pids, script: _script, .. } = Running::start(kind, &file, &[]);
         kill(pids[0]);
         let (_, err, status) = finish(child);
         assert_eq!(status.code(), Some(1), "{kind:?}: {err}");
@@ -297,11 +316,101 @@ fn when_the_only_process_dies_the_controller_says_so() {
 }
 
 #[test]
+fn an_engine_that_died_is_started_again_and_gives_the_right_results() {
+    let dir = tempfile::tempdir().unwrap();
+    let edges = edges();
+    let file = write_edges(dir.path(), &edges);
+    let as_of = |time: u64| Vec::from_iter(edges.iter().copied().filter(|edge| edge.2 <= time));
+    let rows = |nonce: u64, rows: Rows| json!({"peek": nonce, "rows": Vec::from_iter(rows)});
+    for kind in ENGINES.into_iter().filter(|kind| kind[0] == "seriatim") {
+        let mut engine = Running::start(kind, &file, &["--restart"]);
+        engine.say(&json!({"create_dataflow": {"id": 2, "plan": {"two_hops": {"edges": file}}}}));
+        engine.say(
+            &json!({"create_dataflow": {"id": 3, "plan": {"filter_count": {"edges": file, "divisor": 3}}}}),
+        );
+        engine.say(&json!({"drop_dataflow": {"id": 3}}));
+        engine.say(&json!({"allow_compaction": {"id": 1, "time": 4}}));
+        // Of each process once, and of one that was started again.
+        for (round, victim) in (0..).zip([0, engine.pids.len() - 1, 0]) {
+            let (pids, died) = (std::mem::take(&mut engine.pids), Instant::now());
+            kill(pids[victim]);
+            // Sent to the dead or to the living: it is wanted once.
+            let late = 40 + round;
+            engine.say(&json!({"create_dataflow": {"id": late, "plan": {"two_hops": {"edges": file}}}}));
+            engine.say(&json!({"peek": {"id": 1, "time": 4, "nonce": late}}));
+            let lost = engine.hear("lost")["lost"].to_string();
+            println!("{kind:?}: said after {:?}", died.elapsed());
+            assert!(
+                lost.contains(&format!("the engine has ended: process {victim} (pid {}", pids[victim])),
+                "{lost}"
+            );
+            // The late one is among them, unless it came when all that was over.
+            let changes = engine.hear("reconciled")["reconciled"].clone();
+            let expected = [2, 3].map(|created| json!({"kept": 0, "created": created, "dropped": 0}));
+            assert!(expected.contains(&changes), "{changes}");
+            assert_eq!(engine.hear("peek"), rows(late, reach(&as_of(4), 7)));
+            engine.say(&json!({"drop_dataflow": {"id": late}}));
+            let now = 6 + round;
+            engine.say(&json!({"advance_to": {"id": 1, "time": now}}));
+            engine.say(&json!({"advance_to": {"id": 2, "time": now}}));
+            engine.say(&json!({"peek": {"id": 1, "time": now - 1, "nonce": 10 + round}}));
+            assert_eq!(engine.hear("peek"), rows(10 + round, reach(&as_of(now - 1), 7)));
+            engine.say(&json!({"peek": {"id": 2, "time": now - 1, "nonce": 20 + round}}));
+            assert_eq!(engine.hear("peek"), rows(20 + round, two_hops(&as_of(now - 1))));
+        }
+        engine.say(&json!({"peek": {"id": 1, "time": 3, "nonce": 30}}));
+        assert_eq!(engine.hear("peek")["refused"], "dataflow 1 is compacted to 4, 3 is asked for");
+        let (rest, err, status) = engine.finish();
+        assert!(
+            status.success() && rest.iter().any(|line| line.get("fingerprint").is_some()),
+            "{err}\n{rest:?}"
+        );
+    }
+}
+
+#[test]
+fn a_controller_that_comes_again_finds_what_it_wants() {
+    let dir = tempfile::tempdir().unwrap();
+    let edges = edges();
+    let file = write_edges(dir.path(), &edges);
+    for kind in ENGINES.into_iter().filter(|kind| kind[0] == "seriatim") {
+        let mut engine = Running::start(kind, &file, &[]);
+        for (id, kept) in (2..5).zip(1..) {
+            engine.say(&json!("reconnect"));
+            assert_eq!(
+                engine.hear("reconciled")["reconciled"],
+                json!({"kept": kept, "created": 0, "dropped": 0})
+            );
+            engine
+                .say(&json!({"create_dataflow": {"id": id, "plan": {"reach": {"edges": file, "from": id}}}}));
+            engine.say(&json!({"advance_to": {"id": id, "time": 9}}));
+            engine.say(&json!({"peek": {"id": id, "time": 8, "nonce": id}}));
+            let expected = reach(&Vec::from_iter(edges.iter().copied().filter(|edge| edge.2 <= 8)), id);
+            assert_eq!(engine.hear("peek"), json!({"peek": id, "rows": Vec::from_iter(expected)}));
+        }
+        let (rest, err, status) = engine.finish();
+        assert!(status.success(), "{err}");
+        // Nothing was built twice: as many dataflows as were created.
+        let fingerprint = rest.iter().find_map(|line| line.get("fingerprint")).expect("it is the last line");
+        let mut plain = Running::start(kind, &file, &[]);
+        for id in 2..5 {
+            plain
+                .say(&json!({"create_dataflow": {"id": id, "plan": {"reach": {"edges": file, "from": id}}}}));
+        }
+        let (rest, ..) = plain.finish();
+        assert!(
+            rest.iter().any(|line| line.get("fingerprint") == Some(fingerprint)),
+            "{fingerprint}, {rest:?}"
+        );
+    }
+}
+
+#[test]
 fn when_the_controller_dies_no_process_is_left() {
     let dir = tempfile::tempdir().unwrap();
     let file = write_edges(dir.path(), &edges());
     for kind in ENGINES {
-        let Running { mut child, pids, _script } = running(kind, &file);
+        let Running { mut child, pids, script: _script, .. } = Running::start(kind, &file, &[]);
         child.kill().unwrap();
         ended(&mut child);
         let deadline = Instant::now() + HANGS;

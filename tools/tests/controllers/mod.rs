@@ -283,6 +283,11 @@ fn work(region: &Region, name: &str, micros: u64, mut out: File) {
     }
 }
 
+/// How many workers have been let in: one that has only asked may be let in after the next.
+pub(crate) fn inside(region: &Region) -> usize {
+    region.snapshot().workers.iter().filter(|worker| worker.party.attached).count()
+}
+
 /// What the workers' logs come to.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
@@ -333,7 +338,10 @@ pub(crate) fn check(logs: &TempDir, whole: &Path) -> Result<Checked, String> {
     }
     let first: Vec<String> = lines(whole);
     if first.len() != checked.order.len() + 1 {
-        return Err(format!("{whole:?} has {} lines of {}", first.len(), checked.order.len() + 1));
+        let has = |seq: &u64| first.iter().any(|line| line.split(' ').next() == Some(&seq.to_string()));
+        let missing: Vec<_> = checked.order.iter().filter(|(seq, _)| !has(seq)).take(8).collect();
+        let lines = checked.order.len() + 1;
+        return Err(format!("{whole:?} has {} lines of {lines}; without {missing:?}", first.len()));
     }
     follow(&mut checked)?;
     Ok(checked)

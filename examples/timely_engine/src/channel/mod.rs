@@ -1,7 +1,7 @@
 //! What the engine needs of a command channel, and the two that it has.
 //!
 //! This trait is all that lies between the engine and its channel: an engine that has one like it is moved to Seriatim
-//! by writing what is in [`ordered`], 100 lines, and nothing else changes.
+//! by writing what is in [`ordered`], 130 lines, and nothing else changes.
 
 pub(crate) mod ordered;
 pub(crate) mod worker0;
@@ -27,6 +27,10 @@ pub(crate) trait CommandChannel {
 #[derive(Debug)]
 pub(crate) enum Heard {
     Command(Command),
+    /// A controller comes, with the incarnation of this number: what it wants the engine to have is said first.
+    Incarnation(u64),
+    /// That was all of it.
+    Initialized,
     /// A worker is gone, named so. Its part of every dataflow is gone with it.
     Lost(String),
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use seriatim::channel::{Channel, Event, InjectError, Injector, Receiver, Sender};
+use seriatim::channel::{Channel, Event, History, InjectError, Injector, Receiver, Sender};
 use seriatim::timely::Parking;
 use seriatim::{AttachOptions, JoinOptions, Notifier, Region, SubmitError};
 use timely::worker::Worker;
@@ -15,17 +15,29 @@ use crate::command::Command;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A worker's end: a worker of the order in the Timely worker's thread.
+///
+/// An engine that is started again comes to an order in which there still may be what its former run was told, more of
+/// it for one worker than for another. So it hears nothing before a controller that came for this run: the upper half
+/// of a controller's nonce says for which.
 pub(crate) struct Ordered {
     receiver: Receiver<Command>,
     parking: Parking,
+    run: u32,
+    /// A controller has come for this run.
+    is_heard: bool,
+}
+
+/// What a controller that comes for a run says hello with; each of a run has another `number`.
+pub(crate) fn nonce(run: u32, number: u32) -> u64 {
+    u64::from(run) << 32 | u64::from(number)
 }
 
 impl Ordered {
     /// Joins. One notifier is enough for all workers of a process.
-    pub(crate) fn join(region: &Region, timely: &Worker, notifier: &Notifier) -> Result<Ordered> {
-        let name = format!("worker-{}", timely.index());
+    pub(crate) fn join(region: &Region, timely: &Worker, notifier: &Notifier, run: u32) -> Result<Ordered> {
+        let name = format!("worker-{}@{run}", timely.index());
         let receiver = Channel::attach(region).join_with(&name, &JoinOptions::new().timeout(PATIENCE))?;
-        Ok(Ordered { receiver, parking: Parking::new(timely, notifier) })
+        Ok(Ordered { receiver, parking: Parking::new(timely, notifier), run, is_heard: false })
     }
 }
 
@@ -33,15 +45,28 @@ impl CommandChannel for Ordered {
     fn next(&mut self) -> Result<Option<Heard>> {
         while let Some(event) = self.receiver.poll()? {
             match event {
-                Event::Command(command) => return Ok(Some(Heard::Command(command.decode()?))),
-                Event::World(seriatim::Event::Left(who)) => {
-                    return Ok(Some(Heard::Lost(who.name.to_string())));
+                Event::Incarnation { nonce, number, .. } => {
+                    self.is_heard = nonce >> 32 == u64::from(self.run);
+                    if self.is_heard {
+                        return Ok(Some(Heard::Incarnation(number)));
+                    }
                 }
                 Event::World(seriatim::Event::Closed { .. }) => {
                     bail!("the order was closed before the engine")
                 }
-                // Somebody came, or a controller says hello: this engine has one, and begins with nothing.
-                Event::World(_) | Event::Incarnation { .. } | Event::Initialized { .. } => {}
+                Event::World(seriatim::Event::Left(who)) => {
+                    // Those of the former run left, too.
+                    if let Some((name, run)) = who.name.to_string().split_once('@')
+                        && run == self.run.to_string()
+                    {
+                        return Ok(Some(Heard::Lost(name.to_owned())));
+                    }
+                }
+                _ if !self.is_heard => {}
+                Event::Command(command) => return Ok(Some(Heard::Command(command.decode()?))),
+                Event::Initialized { .. } => return Ok(Some(Heard::Initialized)),
+                // Somebody came.
+                Event::World(_) => {}
             }
         }
         Ok(None)
@@ -57,13 +82,18 @@ impl CommandChannel for Ordered {
 pub(crate) struct Controller(Sender<Command>);
 
 impl Controller {
-    /// Opens an incarnation that begins with nothing.
-    pub(crate) fn open(region: &Region) -> Result<Controller> {
+    /// Opens an incarnation that begins with what the engine is to have.
+    pub(crate) fn open(region: &Region, nonce: u64, history: &History<Command>) -> Result<Controller> {
         let options = AttachOptions::new().timeout(PATIENCE);
-        let nonce = std::process::id().into();
-        let mut sender = Channel::attach(region).open_with("controller", nonce, &options)?;
-        sender.initialization_complete()?;
-        Ok(Controller(sender))
+        let mut controller = Controller(Channel::attach(region).open_with("controller", nonce, &options)?);
+        history.commands().into_iter().try_for_each(|command| controller.send(command))?;
+        controller.0.initialization_complete()?;
+        Ok(controller)
+    }
+
+    /// The number of its incarnation.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.0.number()
     }
 }
 
