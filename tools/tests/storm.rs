@@ -9,14 +9,29 @@ mod engine;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use engine::stream::KINDS;
 use engine::{Engine, Random, Who, seed};
 use nix::sys::signal::Signal;
-use seriatim::Config;
+use seriatim::{Config, Region, Sequencer, SequencerConfig};
 
 /// What the processes of the storm do. Does nothing as a test.
 #[test]
 fn part() {
     engine::part::play();
+}
+
+/// However long a storm is, its commands are such as can be submitted.
+#[test]
+fn every_kind_of_command_is_one_for_users() {
+    let region = Region::anonymous(&Config::new().producers(1).workers(1)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut producer = common::attach(&region, "p");
+    for index in KINDS - 2..KINDS + 2 {
+        let (kind, payload) = engine::stream::payload(0, index);
+        producer.submit(kind, &payload).unwrap();
+    }
+    assert!(producer.submit(KINDS as u16, b"").is_err());
+    sequencer.stop().unwrap();
 }
 
 const PRODUCERS: usize = 4;

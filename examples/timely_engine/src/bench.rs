@@ -19,13 +19,13 @@ use crate::process::Kind;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct BenchArgs {
     /// Workers in all.
-    #[arg(long, value_delimiter = ',', default_value = "2,4")]
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
     workers: Vec<usize>,
     /// Processes that they are in.
     #[arg(long, default_value_t = 1)]
     processes: usize,
     /// Bytes of a command.
-    #[arg(long, value_delimiter = ',', default_value = "64,65536,1048576")]
+    #[arg(long, value_delimiter = ',', default_value = "64,65536,1048576,8388608")]
     sizes: Vec<usize>,
     /// Rounds of each channel; one more comes first and does not count.
     #[arg(long, default_value_t = 8)]
@@ -54,9 +54,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             let kinds = [Kind::Worker0, Kind::Seriatim];
             let mut engines = Vec::new();
             for kind in kinds {
-                engines.push(Engine::start(shape(kind))?);
+                engines.push(Engine::start(shape(kind), size)?);
             }
             let body = vec![120; size];
+            let (mut by_worker_0, mut sent) = (0, 0);
             for pace in [Pace::Apart, Pace::AtOnce] {
                 for round in 0..=args.rounds {
                     for engine in &mut engines {
@@ -69,13 +70,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
                 let seen: Vec<Costs> =
                     engines.iter_mut().map(|engine| std::mem::take(&mut engine.seen)).collect();
                 println!("\n{}", table(peers, args.processes, size, pace, &seen[0], &seen[1]));
+                by_worker_0 += seen[0].workers.get(&0).copied().unwrap_or(0);
+                sent += seen[0].commands;
             }
             println!("\n{}", idle(&mut engines)?);
             for engine in engines {
                 if let Some(Ordered { commands, cpu_ns }) = engine.end()? {
                     // Of all of its commands, at both paces: it tells when it has ended.
-                    let each = micros(cpu_ns as f64 / commands as f64);
-                    println!("the sequencer's turns: {each} processor time for each of {commands} commands");
+                    let (w, s) = (by_worker_0 as f64 / sent as f64, cpu_ns as f64 / commands as f64);
+                    println!("{}", line("processor time, who orders", w, s));
                 }
             }
         }
@@ -120,8 +123,8 @@ impl Costs {
 }
 
 impl Engine {
-    fn start(shape: Shape) -> Result<Engine> {
-        let mut cluster = Cluster::start(shape, 1)?;
+    fn start(shape: Shape, largest: usize) -> Result<Engine> {
+        let mut cluster = Cluster::start(shape, 1, largest)?;
         let (controller, _) = cluster.controller(&History::new())?;
         Ok(Engine { cluster, controller, shape, seen: Costs::default() })
     }
@@ -210,9 +213,8 @@ fn table(
         Pace::AtOnce => "as fast as it takes them",
     };
     let mut row = |what: &str, of: &dyn Fn(&Costs) -> f64| {
-        let (w, s) = (of(worker0), of(seriatim));
         // Nothing to write to a string can fail.
-        let _ = writeln!(text, "{what:<34} {:>12} {:>12} {:>8.2}", micros(w), micros(s), w / s);
+        let _ = writeln!(text, "{}", line(what, of(worker0), of(seriatim)));
     };
     let each = |costs: &Costs, ns: u64| ns as f64 / costs.commands as f64;
     let all = |costs: &Costs| costs.workers.values().sum::<u64>();
@@ -233,6 +235,11 @@ fn table(
     row("processor time, controller's send", &|costs| each(costs, costs.controller));
     let title = format!("{peers} workers in {processes} process(es), {size} bytes, {how}");
     format!("{title}\n{:<34} {:>12} {:>12} {:>8}\n{}", "", "worker0", "seriatim", "ratio", text.trim_end())
+}
+
+/// What takes so many nanoseconds with either channel.
+fn line(what: &str, worker0: f64, seriatim: f64) -> String {
+    format!("{what:<34} {:>12} {:>12} {:>8.2}", micros(worker0), micros(seriatim), worker0 / seriatim)
 }
 
 /// What engines use while nobody says anything: workers that wait as they should use next to nothing.

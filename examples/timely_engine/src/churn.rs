@@ -39,7 +39,7 @@ pub(crate) struct ChurnArgs {
 /// # Errors
 /// Workers differ, or the engine is gone.
 pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
-    let mut cluster = Cluster::start(args.shape, args.producers)?;
+    let mut cluster = Cluster::start(args.shape, args.producers, 0)?;
     cluster.patience += EACH * u32::try_from(args.commands)?;
     let edges = std::path::absolute(&args.edges)?;
     let (controller, _) = cluster.controller(&History::new())?;

@@ -24,6 +24,8 @@ use crate::process::{Kind, commands_in, region_in, replies_in};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long processes have to notice that another one is gone.
 const TO_NOTICE: Duration = Duration::from_secs(10);
+/// Bytes of a lane, unless commands need more.
+const LANE: u64 = 4 << 20;
 /// How often to look whether they still run.
 const LOOKS: Duration = Duration::from_millis(50);
 
@@ -93,15 +95,18 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the processes, and returns when each worker hears what is sent.
+    /// Starts the processes, and returns when each worker hears what is sent. The `largest` command has so many bytes.
     ///
     /// # Errors
     /// It did not come up, and why.
-    pub(crate) fn start(shape: Shape, producers: usize) -> Result<Cluster> {
+    pub(crate) fn start(shape: Shape, producers: usize, largest: usize) -> Result<Cluster> {
         let dir = tempfile::Builder::new().prefix("seriatim-engine-").tempdir_in(fast_dir())?;
         let region = match shape.channel {
             Kind::Seriatim => {
+                // Half of a lane is for the largest command, whose encoding is a little longer.
+                let lane = (2 * (largest as u64 + 64)).next_power_of_two().max(LANE);
                 let config = Config::new().producers(producers as u64).workers(shape.peers() as u64);
+                let config = config.lane_bytes(lane);
                 Some(Region::create(region_in(dir.path()), &config)?)
             }
             Kind::Worker0 => None,

@@ -24,7 +24,7 @@ impl Controller {
     /// # Errors
     /// It did not come up, and why.
     pub(crate) fn start(shape: Shape, restarts: bool) -> Result<Controller> {
-        let mut cluster = Cluster::start(shape, 1)?;
+        let mut cluster = Cluster::start(shape, 1, 0)?;
         let history = History::new();
         let (sender, _) = cluster.controller(&history)?;
         let controller = Controller { cluster, sender: Some(sender), history, restarts };

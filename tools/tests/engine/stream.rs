@@ -19,6 +19,9 @@ use seriatim_ring::event;
 
 use super::Random;
 
+/// Kinds from here on are not for users.
+pub(crate) const KINDS: u64 = 0xff00;
+
 /// The command that a producer submits as its `index`th.
 pub(crate) fn payload(producer: usize, index: u64) -> (u16, Vec<u8>) {
     let mut random = Random((producer as u64) << 40 ^ index);
@@ -28,7 +31,7 @@ pub(crate) fn payload(producer: usize, index: u64) -> (u16, Vec<u8>) {
         12..15 => random.below(300),
         _ => random.below(1500),
     };
-    (index as u16, (0..len).map(|_| random.next() as u8).collect())
+    ((index % KINDS) as u16, (0..len).map(|_| random.next() as u8).collect())
 }
 
 // What a record is about.
