@@ -202,11 +202,12 @@ fn candidates<K: Kind>(region: &Region, name: Name, overdue: bool) -> Vec<u16> {
 enum Holder {
     /// One of another name.
     Other,
-    /// One of this name that has let go: only a child that its process was starting then has the lock, until it runs.
+    /// One of this name that has let go: only a child that its process was starting then has the lock, until it runs. Or
+    /// one that the kernel is ending, however long that takes where processors are short.
     Leaving,
     /// One of this name.
     Living,
-    /// One of this name that is dying, or dead with such a child; or in another pid namespace.
+    /// One of this name that is dead, with such a child; or in another pid namespace.
     Dying,
 }
 
@@ -220,6 +221,7 @@ fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
     match party.request() {
         generation if party.has_left(generation) => Holder::Leaving,
         _ if process.lives() => Holder::Living,
+        _ if process.is_ending() => Holder::Leaving,
         _ => Holder::Dying,
     }
 }

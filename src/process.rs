@@ -105,6 +105,11 @@ impl Process {
         self.is_there() && sys::is_ending(self.pid) == Some(false)
     }
 
+    /// Whether it is there, and is about to end: what it holds falls soon, how soon is up to the kernel.
+    pub(crate) fn is_ending(self) -> bool {
+        self.is_there() && sys::is_ending(self.pid) == Some(true)
+    }
+
     /// The CPU on which its first thread ran last; `None` if it is not there.
     pub(crate) fn last_cpu(self) -> Option<u64> {
         // Another one may get its pid between the two looks: then the number is another's, once.

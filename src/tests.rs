@@ -523,6 +523,28 @@ fn a_sequencer_that_is_gone_is_not_taken_for_one_who_keeps_the_lock() {
 }
 
 #[test]
+fn a_region_that_is_just_being_left_can_be_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let region = Region::create(&path, &Config::new()).unwrap();
+    let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+    let (worker, stays) = (desk.worker("w"), desk.worker("stays"));
+    worker.leave();
+    // As a child has it that was just being started.
+    let lock = Lock::take(desk.region.file(), Role::Worker(0)).unwrap();
+    assert!(lock.is_some());
+    drop(desk);
+    assert!(matches!(Region::remove(&path), Err(RemoveError::InUse { .. })));
+    drop(stays);
+    let runs = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(30));
+        drop(lock);
+    });
+    Region::remove(&path).unwrap();
+    runs.join().unwrap();
+}
+
+#[test]
 fn nothing_follows_the_end_until_a_successor_serves() {
     let mut desk = Desk::new(&Config::new());
     let (mut worker, other) = (desk.worker("w"), desk.worker("other"));

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use seriatim_ring::Seq;
 
@@ -26,10 +26,14 @@ use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
 use crate::liveness::{self, Lock, Role};
 use crate::sys;
+use crate::wait;
 use file::FileState;
 use header::{HEADER_BYTES, Identity, Uuid, VERSION};
 use layout::{Geometry, Layout, PAGE, Part};
 use map::Map;
+
+/// How long a region that is just being left is waited for before it counts as in use.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A region that this process has opened.
 ///
@@ -182,19 +186,33 @@ impl Region {
     }
 
     /// Removes the file of a region that nobody is attached to, also one of another boot of the machine; through a
-    /// link the file, not the link.
+    /// link the file, not the link. Parties that have let go or are being ended by the kernel are waited for, a second at
+    /// most.
     ///
     /// # Errors
     /// As [`attach`](Self::attach), but never [`AttachError::OtherBoot`]; or parties are alive, who are then named; or
     /// the file may not be removed.
     pub fn remove(path: impl AsRef<Path>) -> Result<(), RemoveError> {
+        let path = fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
+        // Also one of another boot, which is of no other use any more.
+        let region = Self::open_any(&path, true)?;
+        let deadline = wait::after(LINGER);
+        loop {
+            match region.try_remove(path.clone()) {
+                Err(RemoveError::InUse { .. }) if region.is_being_left() && !wait::is_over(deadline) => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_remove(&self, path: PathBuf) -> Result<(), RemoveError> {
+        let region = self;
         let failed = |path: &Path| {
             let path = path.to_path_buf();
             move |source| RemoveError::Io { path, source }
         };
-        let path = fs::canonicalize(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
-        // Also one of another boot, which is of no other use any more.
-        let region = Self::open_any(&path, true)?;
         // Nobody can attach while the sequencer's place is taken. Without the right to write it cannot be had;
         // then a party that comes in this very moment finds itself on a file without a name.
         let alone = if region.is_writable() {

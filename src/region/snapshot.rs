@@ -255,6 +255,25 @@ impl Region {
     }
 
     /// The sequencer's process, as it says itself.
+    /// Whether all that are left have let go, or are ending: then it is a matter of time until they are gone. A child that
+    /// is being started has its parent's locks until it runs.
+    pub(crate) fn is_being_left(&self) -> bool {
+        let map = self.map();
+        let leaves = |role: Role, party: &Party| {
+            let process = Process {
+                pid: party.pid.load(Ordering::Relaxed) as u32,
+                started: party.started.load(Ordering::Relaxed),
+            };
+            !self.is_alive(role) || party.has_left(party.request()) || process.is_ending()
+        };
+        let sequencer = self.sequencer_process();
+        (!self.is_alive(Role::Sequencer) || sequencer.started == 0 || sequencer.is_ending())
+            && (1..=self.geometry().producers as u16)
+                .all(|lane| leaves(Role::Lane(lane), &map.lane_page(lane).party))
+            && (0..self.geometry().workers as u16)
+                .all(|slot| leaves(Role::Worker(slot), &map.worker_page(slot).party))
+    }
+
     pub(crate) fn sequencer_process(&self) -> Process {
         let reign = &self.map().control().reign;
         Process { pid: self.sequencer_pid(), started: reign.started.load(Ordering::Relaxed) }

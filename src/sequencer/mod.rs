@@ -45,6 +45,8 @@ const STALL: Duration = Duration::from_secs(1);
 /// How long a lock that is held is tried, before the one that is named has it. In another pid namespace nobody is found
 /// alive.
 const LINGER: Duration = Duration::from_millis(200);
+/// The same where the kernel is ending that one, for which it may lack a processor.
+const ENDING: Duration = Duration::from_secs(5);
 
 /// The order could not be taken up, or not gone on with.
 #[derive(Debug, thiserror::Error)]
@@ -239,12 +241,13 @@ impl Sequencer {
     /// without a word, and one that was killed keeps it until the kernel has ended it: so while the one that is named does
     /// not live, it is tried for a moment.
     fn lock_or_holder(region: &Region) -> Result<Result<Lock, Process>, SequencerError> {
-        let deadline = wait::after(LINGER);
+        let (deadline, ended) = (wait::after(LINGER), wait::after(ENDING));
         loop {
             if let Some(lock) = Self::lock(region)? {
                 return Ok(Ok(lock));
             }
             let holder = region.sequencer_process();
+            let deadline = if holder.is_ending() { ended } else { deadline };
             if holder.lives() || wait::is_over(deadline) {
                 return Ok(Err(holder));
             }

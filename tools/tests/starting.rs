@@ -391,6 +391,7 @@ fn whoever_cleans_up_keeps_nobody_from_coming_in() {
     let counts = &[const { AtomicU64::new(0) }; 4];
     let count = |at: usize| counts[at].fetch_add(1, Ordering::Relaxed);
     let going = || !end.load(Ordering::Relaxed);
+    let soon = || Instant::now() + Duration::from_millis(5);
     let mut random = Random(seed());
     println!("seed {}", random.0);
     let serving = sequence(&text);
@@ -400,24 +401,29 @@ fn whoever_cleans_up_keeps_nobody_from_coming_in() {
         let over = Over(end);
         let staying = scope.spawn(move || {
             let mut stay = stay;
-            while going() {
-                stay.recv_deadline(Instant::now() + Duration::from_millis(5)).unwrap();
+            // Until the end: where nobody gates there may be no room for it.
+            let mut until = None;
+            while !matches!(stay.recv_deadline(soon()).unwrap(), Some(Event::Closed { .. })) {
+                let is_late =
+                    !going() && *until.get_or_insert_with(|| Instant::now() + PATIENCE) < Instant::now();
+                assert!(!is_late, "no end comes");
             }
-            stay
         });
+
+        let mut others = Vec::new();
         for n in 0..4 {
             let (path, name) = (&path, format!("comes-{n}"));
-            scope.spawn(move || {
+            others.push(scope.spawn(move || {
                 while going() {
                     let region = Region::attach(path).expect("a region in use can be opened");
                     drop((join(&region, &name), attach(&region, &name)));
                     count(0);
                 }
-            });
+            }));
         }
         for n in 0..2 {
             let (path, text) = (&path, &text);
-            scope.spawn(move || {
+            others.push(scope.spawn(move || {
                 let (name, region) = (format!("dies-{n}"), Region::attach(path).unwrap());
                 while going() {
                     let mut dying = Running::start(&mut seriatim(&["worker", text, "--name", &name]));
@@ -430,7 +436,7 @@ fn whoever_cleans_up_keeps_nobody_from_coming_in() {
                     assert!(ended.code.is_none() || in_vain, "it did not come in: {ended:?}");
                     count(1);
                 }
-            });
+            }));
             scope.spawn(move || {
                 while going() {
                     match Region::remove(path) {
@@ -452,16 +458,11 @@ fn whoever_cleans_up_keeps_nobody_from_coming_in() {
             count(3);
         }
         drop(over);
-        // When it has passed what was said of all comings: else there may be no room for the end.
-        let mut stay = staying.join().unwrap();
-        while stay.lag() > 0 {
-            stay.recv_deadline(Instant::now() + Duration::from_millis(5)).unwrap();
-        }
-        stay.leave();
-        serving
-    })
-    .stop()
-    .with(0);
+        // Nobody comes any more, to whom it would be refused.
+        others.into_iter().for_each(|other| other.join().unwrap());
+        serving.stop().with(0);
+        staying.join().unwrap();
+    });
     let [comings, deaths, cleanings, starts] = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
     println!("{comings} comings, {deaths} deaths, {cleanings} cleanings, {starts} starts of a sequencer");
     assert!(comings > 0 && deaths > 0 && cleanings > 0 && starts > 0);
