@@ -236,16 +236,24 @@ impl Heard {
 }
 
 fn compare(heard: Vec<Heard>) -> Agreement {
-    // How often each index was reported.
-    let mut counts = BTreeMap::<Seq, usize>::new();
-    for &seq in heard.iter().flat_map(|heard| heard.reports.keys()) {
-        *counts.entry(seq).or_default() += 1;
-    }
-    let divergence = counts.keys().find_map(|&seq| difference_at(&heard, seq));
-    let end = divergence.as_ref().map_or(Seq::new(u64::MAX), |diverged| diverged.seq);
+    let what = |(n, heard): (usize, &Heard)| -> Vec<_> {
+        heard.reports.iter().map(|(&seq, &(digest, fingerprint))| (seq, n, digest.0, fingerprint)).collect()
+    };
+    // All that was said, by index: looked at once each, however many workers there are.
+    let mut said: Vec<_> = heard.iter().enumerate().flat_map(what).collect();
+    said.sort_unstable();
     let reporting = heard.iter().filter(|heard| !heard.reports.is_empty()).count();
-    let by_all = |&(_, &count): &(&Seq, &usize)| reporting > 1 && count == reporting;
-    let agreed = counts.range(..end).rfind(by_all).map(|(&seq, _)| seq);
+    let (mut agreed, mut divergence) = (None, None);
+    for same in said.chunk_by(|one, other| one.0 == other.0) {
+        let (seq, _, digest, fingerprint) = same[0];
+        if same.iter().any(|one| (one.2, one.3) != (digest, fingerprint)) {
+            divergence = difference_at(&heard, seq);
+            break;
+        }
+        if reporting > 1 && same.len() == reporting {
+            agreed = Some(seq);
+        }
+    }
     Agreement { agreed, divergence, workers: heard.into_iter().map(|heard| heard.who).collect() }
 }
 

@@ -16,6 +16,7 @@ use crate::liveness::{Lock, Role};
 use crate::name::Name;
 use crate::process::Process;
 use crate::region::Region;
+use crate::region::snapshot::State;
 use crate::wait::{self, Idle, Wait};
 
 /// A party's place in the region.
@@ -127,6 +128,9 @@ pub(crate) fn take_seat<K: Kind>(
     let mut idle = Idle::new(Wait::Park);
     let mut was_busy = false;
     loop {
+        if let Some(poison) = region.poison() {
+            return Err(AttachError::Poisoned { path: region.path().into(), poison });
+        }
         for index in candidates::<K>(region, name, wait::is_over(overdue)) {
             region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
             let lock = lock::<K>(region, index).map_err(AttachError::io(region.path(), "lock"))?;
@@ -155,6 +159,7 @@ pub(crate) fn take_seat<K: Kind>(
                 Some(Verdict::Busy) => was_busy = true,
                 Some(Verdict::OtherRole) => return Err(other_role(region, name, index, role)),
                 None if region.check().is_err() => return Err(lost(region)),
+                None if region.state() == State::Poisoned => continue,
                 None if was_busy => break,
                 None => return Err(no_answer(region, timeout)),
             }
@@ -265,7 +270,7 @@ fn await_answer<K: Kind>(
         if verdict.is_some() {
             return verdict;
         }
-        if wait::is_over(deadline) {
+        if wait::is_over(deadline) || region.state() == State::Poisoned {
             return None;
         }
         if idle.step() {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::sequencer::{Standing, published, standing};
+use seriatim_ring::sequencer::{Standing, published, stand_all};
 use seriatim_ring::sync::Ordering;
 
 use crate::assistance::Helper;
@@ -81,6 +81,16 @@ pub enum ApplyError {
         seq: Seq,
         /// The index that the order would go on at.
         next: Seq,
+    },
+    /// The order was ended for good before it: workers differ; see [`Region::poison`].
+    #[error("the order is poisoned at index {at}, before {seq}: workers differ since index {diverged}")]
+    Poisoned {
+        /// The index.
+        seq: Seq,
+        /// The last index of the order.
+        at: Seq,
+        /// The index at which they began to differ.
+        diverged: Seq,
     },
     /// There is no region to go on with.
     #[error(transparent)]
@@ -155,19 +165,21 @@ impl Region {
             return Progress::NotThere(next);
         }
         let mut behind = Vec::new();
-        let mut somebody = false;
-        for (slot, (member, page)) in map.members().iter().zip(map.worker_pages()).enumerate() {
-            let found = standing(member, page, seq);
-            somebody |= found != Standing::Nobody;
-            if let Standing::Before(next) = found {
+        let somebody = loop {
+            behind.clear();
+            let each = |slot: usize, found| {
+                let Standing::Before(next) = found else { return };
                 behind.push(Behind {
                     slot: slot as u16,
-                    name: Name::from_words(member.name.load()),
-                    pid: page.party.pid.load(Ordering::Relaxed) as u32,
+                    name: Name::from_words(map.members()[slot].name.load()),
+                    pid: map.worker_pages()[slot].party.pid.load(Ordering::Relaxed) as u32,
                     next,
                 });
+            };
+            if let Some(found) = stand_all(map.control(), map.members(), map.worker_pages(), seq, each) {
+                break found;
             }
-        }
+        };
         // The anchor is where the last of those stood who have gone.
         let is_passed = somebody || map.control().anchor.position() > seq;
         if behind.is_empty() && is_passed { Progress::Applied } else { Progress::Waiting(next, behind) }
@@ -196,9 +208,14 @@ pub(crate) fn wait_applied(
     let (mut pause, mut next_look) = (SHORT, Instant::now() + VIGIL);
     loop {
         // State first: what was in the order before it closed is seen after it.
+        let poisoned = region.poisoned_at();
         let is_over = matches!(region.state(), State::Closed | State::Exhausted);
         let (next, behind) = match region.progress(seq) {
             Progress::Applied => return Ok(()),
+            Progress::NotThere(_) if poisoned.is_some() => {
+                let (at, diverged) = poisoned.unwrap_or_default();
+                return Err(ApplyError::Poisoned { seq, at, diverged });
+            }
             Progress::NotThere(next) if is_over => return Err(ApplyError::Closed { seq, next }),
             Progress::NotThere(next) => (next, Vec::new()),
             Progress::Waiting(next, behind) => (next, behind),

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use seriatim_ring::lane::max_payload;
 use seriatim_ring::{Seq, tickets};
 
+use crate::poison::OnDivergence;
 use crate::region::layout::{Geometry, Layout};
 use crate::region::placement::Placement;
 
@@ -122,6 +123,7 @@ pub struct Config {
     pub(crate) placement: Placement,
     pub(crate) without_workers: WithoutWorkers,
     pub(crate) digest: DigestOf,
+    pub(crate) on_divergence: OnDivergence,
     pub(crate) first_index: u64,
 }
 
@@ -186,6 +188,7 @@ impl Default for Config {
             placement: Placement::first_touch(),
             without_workers: WithoutWorkers::Hold,
             digest: DigestOf::Payload,
+            on_divergence: OnDivergence::Report,
             first_index: 0,
         }
     }
@@ -269,6 +272,12 @@ impl Config {
     /// What digests cover; default [`DigestOf::Payload`]. Less is faster, and proves less.
     pub fn digest(mut self, what: DigestOf) -> Self {
         self.digest = what;
+        self
+    }
+
+    /// What becomes of the region when workers report different things; default [`OnDivergence::Report`].
+    pub fn on_divergence(mut self, what: OnDivergence) -> Self {
+        self.on_divergence = what;
         self
     }
 

@@ -9,6 +9,7 @@ use seriatim_ring::control::ProducerRole;
 
 use crate::config::{ConfigError, DigestOf};
 use crate::name::{Name, NameError};
+use crate::poison::Poisoned;
 use crate::region::snapshot::State;
 
 /// A region could not be made. Nothing is left behind.
@@ -342,6 +343,14 @@ pub enum AttachError {
         path: PathBuf,
         /// What its digests cover.
         digest_of: DigestOf,
+    },
+    /// The order was ended for good: workers differ.
+    #[error("{path:?}: {poison}")]
+    Poisoned {
+        /// The path.
+        path: PathBuf,
+        /// Where, and who.
+        poison: Poisoned,
     },
     /// All places are taken.
     #[error("all {limit} {what}s of {path:?} are attached: {}", list(holders))]

@@ -38,12 +38,14 @@ pub enum ErrorCode {
     Panicked,
     /// The file of the region lost its name or its end; the detail is its length in bytes.
     File,
+    /// Workers differ, and the order was ended for good; the detail is the index of its last command.
+    Poisoned,
     /// What a later version of this library records, or damage.
     Unknown,
 }
 
 impl ErrorCode {
-    const ALL: [ErrorCode; 9] = [
+    const ALL: [ErrorCode; 10] = [
         ErrorCode::User,
         ErrorCode::TakenOver,
         ErrorCode::BadTicket,
@@ -53,6 +55,7 @@ impl ErrorCode {
         ErrorCode::Corrupt,
         ErrorCode::Panicked,
         ErrorCode::File,
+        ErrorCode::Poisoned,
     ];
 
     fn number(self) -> u64 {
@@ -77,6 +80,7 @@ impl fmt::Display for ErrorCode {
             ErrorCode::Corrupt => "corrupt",
             ErrorCode::Panicked => "panicked",
             ErrorCode::File => "file",
+            ErrorCode::Poisoned => "poisoned",
             ErrorCode::Unknown => "unknown",
         })
     }

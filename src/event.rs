@@ -8,6 +8,7 @@ use seriatim_ring::event::Event as Own;
 use seriatim_ring::incarnations::Hello;
 
 use crate::Digest;
+use crate::agreement::Difference;
 use crate::name::Name;
 
 /// A user's command, in place in its producer's lane.
@@ -114,6 +115,20 @@ pub enum Event<'a> {
         /// The epoch that ends.
         epoch: u64,
     },
+    /// The order is poisoned, for workers differ: nothing comes after this, and nobody can reopen the order. Only where
+    /// that is [what is done](crate::OnDivergence) when they do; [`Region::poison`](crate::Region::poison) names them.
+    Poisoned {
+        /// The index.
+        seq: Seq,
+        /// The index at which they began to differ.
+        diverged: Seq,
+        /// The last one before it at which they did not, if it is known.
+        after: Option<Seq>,
+        /// What differs.
+        what: Difference,
+        /// The slots of two that do.
+        slots: [u16; 2],
+    },
     /// A change that a later version of this library knows.
     Unknown {
         /// The index.
@@ -136,6 +151,7 @@ impl Event<'_> {
             | Event::ProducerFenced { seq, .. }
             | Event::Opened { seq, .. }
             | Event::Closed { seq, .. }
+            | Event::Poisoned { seq, .. }
             | Event::Unknown { seq, .. } => *seq,
         }
     }
@@ -156,6 +172,10 @@ impl Event<'_> {
             Some(Own::Fenced { lane, number, .. }) => Event::ProducerFenced { seq, number, lane },
             Some(Own::Opened { epoch }) => Event::Opened { seq, epoch },
             Some(Own::Closed { epoch }) => Event::Closed { seq, epoch },
+            Some(Own::Poisoned { index, after, of_digests, slots, .. }) => {
+                let what = if of_digests { Difference::Digest } else { Difference::Fingerprint };
+                Event::Poisoned { seq, diverged: Seq::new(index), after: after.map(Seq::new), what, slots }
+            }
             None => Event::Unknown { seq, kind },
         }
     }

@@ -126,7 +126,8 @@
 //! That all saw the same commands does not say that they made the same of them. A worker can say what it made of them:
 //! it [reports](Worker::report) a fingerprint of its state after an index, and [`Region::agreement`] says up to which index
 //! all have reported the same, or at which they began to differ, and who. That costs some stores a report, and nothing
-//! where nobody reports. [`Region::wait_applied`] waits until all have passed an index, and names who has not.
+//! where nobody reports. A region can also be made so that it is [stopped](OnDivergence) when they differ: all workers
+//! end at one index, or in lockstep before any of them acts on what follows. [`Region::wait_applied`] waits until all have passed an index, and names who has not.
 //!
 //! # Whom to trust
 //!
@@ -157,7 +158,9 @@ mod liveness;
 mod name;
 mod notify;
 mod observer;
+mod pacer;
 mod payload;
+mod poison;
 mod policy;
 mod process;
 mod producer;
@@ -189,6 +192,7 @@ pub use name::{Name, NameError};
 pub use notify::{Notifier, Summons};
 pub use observer::{Observed, Observer, ObserverError};
 pub use payload::payload_digest;
+pub use poison::{OnDivergence, Poisoned, UnknownOnDivergence};
 pub use policy::WorkerPolicy;
 pub use process::NotKilled;
 pub use producer::{AttachOptions, Attached, Claim, Full, Producer, Sequenced, SubmitError, WaitError};

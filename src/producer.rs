@@ -144,6 +144,14 @@ pub enum SubmitError {
     /// The order is closed.
     #[error("the order is closed")]
     Closed,
+    /// The order was ended for good: workers differ; see [`Region::poison`].
+    #[error("the order is poisoned at index {at}: workers differ since index {diverged}")]
+    Poisoned {
+        /// Its last index.
+        at: Seq,
+        /// The index at which they began to differ.
+        diverged: Seq,
+    },
     /// There is no region to submit to.
     #[error(transparent)]
     Lost(#[from] RegionLost),
@@ -225,6 +233,16 @@ pub enum WaitError {
     Closed {
         /// The index that was asked for.
         index: u64,
+    },
+    /// The order was ended for good before it: workers differ; see [`Region::poison`].
+    #[error("the order is poisoned at index {at}, before {index}: workers differ since index {diverged}")]
+    Poisoned {
+        /// The index that was asked for.
+        index: u64,
+        /// The last index of the order.
+        at: Seq,
+        /// The index at which they began to differ.
+        diverged: Seq,
     },
     /// The lane is no longer heard.
     #[error("the lane of this producer is fenced off after a damaged ticket")]
@@ -715,11 +733,17 @@ impl Producer {
     fn refused(&mut self, refused: Refused) -> SubmitError {
         self.writer.abandon();
         match refused {
-            Refused::Closed => SubmitError::Closed,
+            Refused::Closed => self.closed(),
             Refused::Damaged { position, found, expected } => {
                 self.why_damaged(SubmitError::DamagedTickets { position, found, expected })
             }
         }
+    }
+
+    /// Why nothing more is taken.
+    fn closed(&self) -> SubmitError {
+        let poisoned = self.region.poisoned_at();
+        poisoned.map_or(SubmitError::Closed, |(at, diverged)| SubmitError::Poisoned { at, diverged })
     }
 
     #[cold]
@@ -764,7 +788,7 @@ impl Producer {
             return self.why_damaged(SubmitError::Damaged { found, low, high });
         }
         if self.region.state() != State::Open {
-            return SubmitError::Closed;
+            return self.closed();
         }
         if self.entry().fenced.load(Ordering::Relaxed) != 0 {
             return SubmitError::Fenced;
@@ -913,7 +937,9 @@ impl Producer {
                 return Err(WaitError::Fenced);
             }
             if self.is_ended() && !has_ordered(self.entry(), cell) {
-                return Err(WaitError::Closed { index });
+                let poisoned = self.region.poisoned_at();
+                let poisoned = poisoned.map(|(at, diverged)| WaitError::Poisoned { index, at, diverged });
+                return Err(poisoned.unwrap_or(WaitError::Closed { index }));
             }
             if wait::is_over(deadline) {
                 return Err(WaitError::Late { index, by: self.order_held_by() });
@@ -965,7 +991,7 @@ impl Producer {
 
     /// Whether nothing more gets its place until a sequencer reopens the order.
     fn is_ended(&self) -> bool {
-        matches!(self.region.state(), State::Closed | State::Exhausted)
+        matches!(self.region.state(), State::Closed | State::Exhausted | State::Poisoned)
     }
 
     fn order_held_by(&self) -> HeldBy {

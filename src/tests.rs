@@ -18,6 +18,7 @@ mod agreement;
 mod flood;
 #[cfg(feature = "serde")]
 mod incarnations;
+mod poison;
 
 /// A region and its sequencer, turned by hand.
 struct Desk {

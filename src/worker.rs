@@ -25,6 +25,7 @@ use crate::fold::{Corrupt, Fold, Met, Plain, Said};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
+use crate::pacer::Pacer;
 use crate::payload;
 use crate::policy::WorkerPolicy;
 use crate::region::Region;
@@ -116,6 +117,20 @@ pub enum WorkerError {
     /// The end was delivered, and nobody has reopened the order.
     #[error("the order is closed")]
     Closed,
+    /// The poison was delivered: workers differ, and the order has ended for good; see [`Region::poison`].
+    #[error("the order is poisoned at index {at}: workers differ since index {diverged}")]
+    Poisoned {
+        /// Its last index.
+        at: Seq,
+        /// The index at which they began to differ.
+        diverged: Seq,
+    },
+    /// In [lockstep](crate::OnDivergence::Lockstep): it asks for more before it has reported what it was handed.
+    #[error("index {seq} is not reported, and workers of this region keep step: report it first")]
+    Unreported {
+        /// What it was handed last.
+        seq: Seq,
+    },
     /// There is no region to go on with.
     #[error(transparent)]
     Lost(#[from] RegionLost),
@@ -133,6 +148,12 @@ pub enum ReportError {
     NothingYet {
         /// The first index that is delivered to it.
         first: Seq,
+    },
+    /// It has reported that index, and in this region what was reported has been [compared](crate::OnDivergence).
+    #[error("index {seq} is reported already, and in this region that counts")]
+    Again {
+        /// The index.
+        seq: Seq,
     },
     /// There is no region to go on with.
     #[error(transparent)]
@@ -167,6 +188,11 @@ pub enum ReportError {
 /// ```
 ///
 /// A worker that does not poll gates the order: producers will find the region full, and are told its name.
+///
+/// Where workers that differ [are stopped](crate::OnDivergence), it waits for slower ones at some distance, in lockstep
+/// after each event, which it then has to [report](Self::report) before it asks for more: a call that hands out several
+/// hands out one, and [`run`](Self::run), which reports nothing, is not for such a region. While it waits it is as if
+/// nothing more were there; [`Region::awaited`] names whom it waits for.
 /// Dropping it leaves the order, like [`leave`](Self::leave).
 #[derive(Debug)]
 pub struct Worker {
@@ -189,6 +215,10 @@ pub struct Worker {
     check_payloads: bool,
     vigil: Vigil,
     helper: Helper,
+    /// Before this it takes the long way for each: a newcomer's past, and everything where workers keep step.
+    walks_from: Seq,
+    /// Where workers that differ are stopped.
+    pacer: Option<Box<Pacer>>,
     _spinning: Option<Spinning>,
 }
 
@@ -227,6 +257,7 @@ impl Worker {
         let page = map.worker_page(seat.index);
         page.cursor.store(follower.next(), past);
         options.policy.store(&page.policy);
+        let pacer = Pacer::of(region, seat.index, first);
         crash_point!("join.cursor");
         page.party.begin(seat.generation);
         Ok(Worker {
@@ -244,6 +275,8 @@ impl Worker {
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
             helper: Helper::new(region.assistance()),
+            walks_from: if pacer.is_some() { Seq::new(u64::MAX) } else { first },
+            pacer,
             _spinning: Spinning::of(options.wait),
             region: region.clone(),
             seat,
@@ -423,7 +456,7 @@ impl Worker {
     /// Whether there is nothing to ask first, and no newcomer's past to fold; says how far the worker is if it is time.
     #[inline(always)]
     fn may_walk(&mut self) -> bool {
-        if self.alarm.is_raised() || self.next() < self.first {
+        if self.alarm.is_raised() || self.next() < self.walks_from {
             return false;
         }
         if self.next().since(self.released) >= self.release_every {
@@ -539,6 +572,10 @@ impl Worker {
                 self.release();
             }
             crash_point!("poll.next");
+            if self.pacer.is_some() && !self.keeps_step()? {
+                self.run_dry();
+                return Ok(None);
+            }
             let step = self.fold.step_as::<CHECK>(self.region.map());
             let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
                 self.run_dry();
@@ -552,10 +589,31 @@ impl Worker {
                 continue;
             }
             // Before its first index a newcomer only folds.
-            if met.seq >= self.first {
+            if met.seq >= self.first && (self.pacer.is_none() || !self.passes_over(&met)) {
                 return Ok(Some(met));
             }
         }
+    }
+
+    /// Whether it may be given what is next.
+    #[cold]
+    fn keeps_step(&mut self) -> Result<bool, WorkerError> {
+        let Worker { region, fold, pacer, .. } = self;
+        let (next, is_there) = (fold.next(), fold.is_behind(region.map()));
+        pacer.as_mut().map_or(Ok(true), |pacer| pacer.may_go_on(region, next, is_there))
+    }
+
+    /// Whether it is not given what it has come to, for the order ends before that. Otherwise notes that it is.
+    #[cold]
+    fn passes_over(&mut self, met: &Met) -> bool {
+        let Some(pacer) = &mut self.pacer else { return false };
+        if !pacer.passes_over(met) {
+            pacer.note(met);
+            return false;
+        }
+        // Also by hand: of this there is nothing to keep, and the poison needs the room.
+        self.release();
+        true
     }
 
     /// Notes a command of a superseded controller.
@@ -706,8 +764,11 @@ impl Worker {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
+    /// Where workers that differ [are stopped](crate::OnDivergence) a report is compared at once with those of the others
+    /// for that index, and there is one for an index.
+    ///
     /// # Errors
-    /// [`ReportError::NothingYet`] before its first event; there is no region any more.
+    /// [`ReportError::NothingYet`] before its first event; [`ReportError::Again`]; there is no region any more.
     pub fn report(&mut self, fingerprint: u64) -> Result<Seq, ReportError> {
         if self.alarm.is_raised() {
             if fork::is_child() {
@@ -721,7 +782,13 @@ impl Worker {
         }
         let index = next.get() - 1;
         let report = Report { index, digest: self.fold.digest(), fingerprint, member: self.number };
+        if let Some(pacer) = &self.pacer {
+            pacer.may_report(index)?;
+        }
         self.region.map().worker_page(self.seat.index).reports.push(report);
+        if let Some(pacer) = &mut self.pacer {
+            pacer.reported(&self.region, report);
+        }
         Ok(Seq::new(index))
     }
 
@@ -789,7 +856,11 @@ impl Worker {
             }
             if idle.step() {
                 self.helper.hand_back();
-                let Worker { region, fold, vigil, .. } = self;
+                let Worker { region, fold, vigil, pacer, .. } = self;
+                if let Some(pacer) = pacer.as_ref().filter(|pacer| pacer.is_held()) {
+                    pacer.sleep(region, fold.next(), deadline, vigil)?;
+                    continue;
+                }
                 let is_there = || fold.is_behind(region.map()) || region.state() == State::Exhausted;
                 if !wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_there) {
                     vigil.look(region)?;
@@ -805,6 +876,13 @@ impl Worker {
             self.check()?;
         }
         self.vigil.glance(&self.region)?;
+        if let Some(pacer) = self.pacer.as_ref().filter(|pacer| pacer.is_held()) {
+            // Nobody wakes it there when the others have come on.
+            self.helper.hand_back();
+            let soon = Some(Instant::now() + Duration::from_millis(1));
+            pacer.sleep(&self.region, self.fold.next(), soon, &mut self.vigil)?;
+            return Ok(false);
+        }
         if self.fold.is_behind(self.region.map()) {
             return Ok(false);
         }

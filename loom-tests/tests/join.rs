@@ -6,7 +6,7 @@ use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, name};
 use seriatim_loom_tests::{Traced, model};
 use seriatim_ring::Seq;
 use seriatim_ring::control::{ProducerRole, Verdict};
-use seriatim_ring::sequencer::{Orderer, Standing, standing, start_of};
+use seriatim_ring::sequencer::{Orderer, Standing, stand_all, standing, start_of};
 use seriatim_ring::sync::Ordering;
 use std::sync::Arc;
 
@@ -216,6 +216,44 @@ fn who_begins_where_others_ended_is_waited_for() {
             Standing::Past => panic!("it is yet to get {held}"),
         }
         assert_eq!(sequencer.join().unwrap(), held);
+    });
+}
+
+/// Guards J7 (`next_member` / `stand_all`). While somebody looks who has an index before it, the only one who has dies; one
+/// comes in its stead, into a slot that may have been looked at, and then another one, who begins behind the index.
+///
+/// Allowed: somebody who has the index before it; nobody there; somebody let in meanwhile. Forbidden: nobody who has it
+/// before it, and somebody there, who began behind it.
+#[test]
+fn who_is_let_in_into_a_slot_that_was_looked_at_is_not_missed() {
+    model("join/crowd", 3, &["anew", "behind", "nobody"], |outcomes| {
+        let memory = Arc::new(Memory::new(Size { workers: 3, ..SIZE }, ORIGIN));
+        let s = memory.shared();
+        let mut orderer = Orderer::take_over(&s).unwrap();
+        drop(Worker::join(&memory, &mut orderer, 1));
+        let index = orderer.anchor();
+        let requests = memory.bells.requests_word();
+        let [first, second] = [0, 2].map(|slot: usize| memory.workers[slot].party.ask(requests));
+        let sequencer = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let s = memory.shared();
+                orderer.drop_gate(&s, 1);
+                assert_eq!(orderer.join(&s, 0, first, name(2)), Some(index));
+                assert!(orderer.join(&s, 2, second, name(3)).unwrap() > index);
+            })
+        };
+        let mut behind = 0;
+        let count = |_, found| behind += u32::from(matches!(found, Standing::Before(_)));
+        match stand_all(&memory.control, &memory.members, &memory.workers, index, count) {
+            None => outcomes.note("anew"),
+            Some(true) => {
+                assert!(behind > 0, "one who is let in has {index} before it");
+                outcomes.note("behind");
+            }
+            Some(false) => outcomes.note("nobody"),
+        }
+        sequencer.join().unwrap();
     });
 }
 

@@ -141,6 +141,34 @@
 //! not to that generation. So a worker that begins at the anchor counts as soon as it is live, and one that begins
 //! behind the index as soon as it is known that it does.
 //!
+//! Slots are looked at one after another. If all who had the index before them die meanwhile, one who is let in then,
+//! alone, may come into a slot that was looked at, and begin before the index; and another one, who comes beside that one
+//! and begins behind it, into a slot that was not. Members get numbers before they are live: if the next number (J7,
+//! acquire) includes that of the later one, the earlier one was found live in its slot; if not, it has moved by the time
+//! the later one was found live (J6), and the look is void.
+//!
+//! # Workers that differ
+//!
+//! *Found where it begins.* Let *a* and *b* report different things for index *i*, and nothing different before it. Each
+//! stores its report, passes the fence (D2), and looks for the other's. The two fences have an order, so whoever's is
+//! second finds the other's report, if that is still kept: *b*'s is the second; *a* is given nothing that lies a window
+//! or more ahead of where *b* is done, and *b* is done with nothing after *i* before it has looked. The window is half of
+//! what is kept, and there is one report for an index, so it is kept. So one of them tells of *i* (D3), before it is
+//! done with the next index; and of no higher one, for it tells once.
+//!
+//! *Bounded.* Who tells of *i* has not moved its cursor past *i* + 1 until it has told. The sequencer reads all gates and
+//! then looks for what was told, before it moves the anchor: if the anchor goes past *i* + 1, the cursor that allowed it
+//! (G1) brought with it what was told. From then on only the poison is ordered; and what lies between the anchor and the
+//! next index are unreleased cells, as many as there are at most.
+//!
+//! *Once.* The poison is an event, noted in control after its commit word. A successor that finds it in the order notes
+//! it (5. above): it is the last run, and nothing is freed between its commit word and its note. One that does not find
+//! it finds what was told, which is never cleared, before it orders anything.
+//!
+//! *In step.* Who is given *i* + 1 has seen everybody who is live done with *i* (D1), so it has their reports for *i*, and
+//! its own is the same; who told of a difference at *i* or before did so before it was done with *i*, or differs from
+//! somebody's report for *i* that is found here as well.
+//!
 //! # No lost wake-ups
 //!
 //! A sleeper reads the bell's word, announces itself, passes a sequentially consistent fence, looks again, and waits

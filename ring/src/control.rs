@@ -1,10 +1,10 @@
 //! What parties tell each other outside the order: the sequencer's page, and the page of each party.
 //!
 //! ```text
-//! sequencer writes   Control      epoch, state, published, anchor
+//! sequencer writes   Control      epoch, state, published, anchor, poison
 //!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
-//! worker writes      WorkerPage   cursor, request, name, reports
+//! worker writes      WorkerPage   cursor, request, name, pace, reports
 //! producer writes    LanePage     claims, request, name, role, refusals
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
@@ -16,6 +16,7 @@
 
 use crate::gate::{Cursor, Snapshot};
 use crate::lane::Claimed;
+use crate::pace::Pace;
 use crate::pad::Padded;
 use crate::reports::{REPORTS, Reports};
 use crate::seq::Seq;
@@ -60,6 +61,8 @@ pub const CLOSING: u32 = 1;
 pub const CLOSED: u32 = 2;
 /// The last index is used up.
 pub const EXHAUSTED: u32 = 3;
+/// Workers differ, and the command that says so ends the order for good.
+pub const POISONED: u32 = 4;
 
 /// Who sequences.
 #[repr(C)]
@@ -67,7 +70,7 @@ pub const EXHAUSTED: u32 = 3;
 pub struct Reign {
     /// Grows by one at each takeover; 0 before the first.
     pub epoch: AtomicU64,
-    /// [`OPEN`], [`CLOSING`], [`CLOSED`] or [`EXHAUSTED`].
+    /// [`OPEN`], [`CLOSING`], [`CLOSED`], [`EXHAUSTED`] or [`POISONED`].
     pub state: AtomicU32,
     /// Process of the sequencer; a hint for people, the lock is the truth.
     pub pid: AtomicU32,
@@ -82,7 +85,7 @@ pub struct Reign {
 }
 
 impl Reign {
-    /// [`OPEN`], [`CLOSING`], [`CLOSED`] or [`EXHAUSTED`].
+    /// [`OPEN`], [`CLOSING`], [`CLOSED`], [`EXHAUSTED`] or [`POISONED`].
     #[inline]
     pub fn state(&self) -> u32 {
         // ORDERING [C1]: Acquire; pairs with the Release in `Orderer::close` and `take_over`: who sees the order
@@ -116,6 +119,18 @@ pub struct Control {
     pub anchor: Padded<Snapshot<3>>,
     /// Whether the sequencer moves. Raises suspicion, proves nothing.
     pub pulse: Padded<Pulse>,
+    /// Whether the order ends because workers differ.
+    pub poison: Padded<Poison>,
+}
+
+/// That workers differ: stored once, after the command that says so.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Poison {
+    /// Index of that command, plus 1; 0 as long as there is none.
+    pub at: AtomicU64,
+    /// The slot in whose page it is said what differs.
+    pub finder: AtomicU64,
 }
 
 /// Moves while the sequencer lives and runs.
@@ -149,6 +164,7 @@ impl Control {
             published: Padded(Published { next: zero(), run: zero(), consumed: zero() }),
             anchor: Padded(Snapshot::new()),
             pulse: Padded(Pulse { turns: zero(), looked_ns: zero(), helped: zero() }),
+            poison: Padded(Poison { at: zero(), finder: zero() }),
         }
     }
 
@@ -469,7 +485,7 @@ impl Default for Party {
 }
 
 /// Moves a word that says "look at the pages".
-fn tell(requests: &AtomicU32) {
+pub(crate) fn tell(requests: &AtomicU32) {
     // ORDERING [J5]: Release; pairs with the Acquire in `Bells::requests`: the request is visible to whoever
     // sees the word moved.
     requests.fetch_add(1, Ordering::Release);
@@ -487,6 +503,8 @@ pub struct WorkerPage {
     pub party: Padded<Party>,
     /// What is to be done when it holds the others up; its own choice, made before it begins.
     pub policy: Padded<Policy>,
+    /// How far it is with its reports, where workers that differ are stopped.
+    pub pace: Padded<Pace>,
     /// What it says of itself.
     pub reports: Reports<REPORTS>,
 }
@@ -625,7 +643,7 @@ const _: () = {
     assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 256);
     assert!(size_of::<WorkerPage>() == 3 * 4096 && size_of::<LanePage>() == 4096);
     assert!(size_of::<Padded<Party>>() == 128);
-    assert!(size_of::<Control>() == 4 * 128 && size_of::<Bells>() == 8 * 128);
+    assert!(size_of::<Control>() == 5 * 128 && size_of::<Bells>() == 8 * 128);
 };
 
 #[cfg(all(test, not(loom)))]

@@ -1,11 +1,14 @@
 //! The sequencer's own commands: changes of the world, in the order like everything else.
 //!
 //! They lie in lane 0, without tickets, each in 56 bytes of the byte ring:
-//! `slot or lane (and a producer's role) │ number │ base or epoch │ name (4 words)`. The kind of the cell says which
-//! event it is.
+//! `slot or lane (and a producer's role) │ number │ base or epoch │ name (4 words)`, and of `Poisoned`
+//! `slots, what │ index │ index after which, plus 1 │ numbers (2) │ what both said (2)`. The kind of the cell says
+//! which event it is.
 
 use crate::control::{NameWords, ProducerRole};
 use crate::digest::{Folded, START, fold};
+use crate::pace::Finding;
+use crate::reports::Report;
 
 /// The sequencer's lane.
 pub const OWN_LANE: u16 = 0;
@@ -71,9 +74,39 @@ pub enum Event {
         /// The epoch.
         epoch: u64,
     },
+    /// Two workers differ, and nothing ever comes after this.
+    Poisoned {
+        /// The index at which they began to.
+        index: u64,
+        /// The last one before it at which they did not, if it is known.
+        after: Option<u64>,
+        /// Whether their digests differ; if not, their fingerprints do.
+        of_digests: bool,
+        /// Their slots; first that of the one who found it.
+        slots: [u16; 2],
+        /// Their numbers.
+        numbers: [u64; 2],
+        /// Their digests or fingerprints.
+        said: [u64; 2],
+    },
 }
 
 impl Event {
+    /// That two workers differ, as one of them found.
+    #[must_use]
+    pub fn of_finding(finding: &Finding) -> Event {
+        let (Finding { after, mine, other }, of_digests) = (*finding, finding.is_of_digests());
+        let said = |report: &Report| if of_digests { report.digest } else { report.fingerprint };
+        Event::Poisoned {
+            index: finding.index(),
+            after,
+            of_digests,
+            slots: [mine.0, other.0],
+            numbers: [mine.1.member, other.1.member],
+            said: [said(&mine.1), said(&other.1)],
+        }
+    }
+
     /// The kind of the cell and the words of its payload.
     #[must_use]
     pub fn encode(&self) -> (u16, [u64; WORDS]) {
@@ -88,6 +121,11 @@ impl Event {
             Event::Fenced { lane, number, count } => (4, words(lane.into(), number, count, none)),
             Event::Opened { epoch } => (5, words(0, 0, epoch, none)),
             Event::Closed { epoch } => (6, words(0, 0, epoch, none)),
+            Event::Poisoned { index, after, of_digests, slots: [a, b], numbers, said } => {
+                let what = u64::from(a) | u64::from(b) << 16 | u64::from(of_digests) << 32;
+                let after = after.map_or(0, |after| after + 1);
+                (7, words(what, index, after, [numbers[0], numbers[1], said[0], said[1]]))
+            }
         }
     }
 
@@ -105,6 +143,14 @@ impl Event {
             4 => Event::Fenced { lane: slot, number, count: third },
             5 => Event::Opened { epoch: third },
             6 => Event::Closed { epoch: third },
+            7 => Event::Poisoned {
+                index: number,
+                after: third.checked_sub(1),
+                of_digests: above >> 16 & 1 != 0,
+                slots: [slot, above as u16],
+                numbers: [n0, n1],
+                said: [n2, n3],
+            },
             _ => return None,
         })
     }
@@ -123,6 +169,11 @@ pub fn digest(words: &[u64; WORDS]) -> u64 {
 mod tests {
     use super::*;
 
+    fn poisoned(after: Option<u64>, of_digests: bool) -> Event {
+        let (slots, numbers, said) = ([1023, 7], [u64::MAX, 5], [1, u64::MAX]);
+        Event::Poisoned { index: 77, after, of_digests, slots, numbers, said }
+    }
+
     #[test]
     fn every_event_survives_its_encoding() {
         let name = [1, 2, 3, 4];
@@ -134,6 +185,8 @@ mod tests {
             Event::Fenced { lane: 9, number: 10, count: 11 },
             Event::Opened { epoch: 12 },
             Event::Closed { epoch: 13 },
+            poisoned(None, true),
+            poisoned(Some(0), false),
         ];
         for event in events {
             let (kind, words) = event.encode();

@@ -21,6 +21,7 @@
 //! | [`incarnations`] | which controller is heard, and since when |
 //! | [`errors`] | what went wrong and how often, written by all |
 //! | [`reports`] | what each worker says of itself at an index, the last few |
+//! | [`pace`] | how far each worker is with its reports, and a difference that it found |
 //! | [`digest`] | one history, one number |
 //! | [`wake`] | announce, look again, sleep, wake |
 //! | [`crash`] | places where a test lets a process die |
@@ -66,6 +67,7 @@
 //! | J4 | [`control::Party::leave`] | [`control::Party::has_left`] | the last cursor | `join/leave` |
 //! | J5 | the word that says "look at the pages" | [`control::Bells::requests`] | the request | `join/ask`, `join/leave` |
 //! | J6 | `state` in [`sequencer::Orderer::join`] | [`sequencer::standing`] | the generation of who is live | `join/standing` |
+//! | J7 | `next_member`, in [`sequencer::Orderer::join`] | [`sequencer::stand_all`] | who was let in before | `join/crowd` |
 //! | O1 | `ordered`, by [`sequencer::Orderer::turn`] and by a takeover | [`sequencer::has_ordered`] | that the run is in the ring, or was | `order/cursors`, `order/restored` |
 //! | P1 | `next` in [`sequencer::Orderer::settle`] | [`sequencer::published`] | that the runs are in the ring, or were | `order/cursors` |
 //! | C1 | `state`, by [`sequencer::Orderer::close`] and by a takeover | [`control::Reign::state`] | the end in the order; the new epoch | `order/closed`, `order/reopened` |
@@ -74,11 +76,14 @@
 //! | E1 | `ready`, in [`errors::ErrorLog::record`] | [`errors::ErrorSlot::read`] | who and what | `errors/read` |
 //! | A1 | `written` in [`reports::Reports::push`] | [`reports::Reports::recent`] | a report's words | `reports/whole` |
 //! | A2 | fence before a report's words | fence before the second look | that the report before it is no longer kept | `reports/overwritten` |
+//! | D1 | `done` in [`pace::Pace::finish`] | [`pace::Pace::done`] | the reports for all indexes before | `pace/done` |
+//! | D2 | fence in [`pace::reported`] | the same, in another worker | one's report for an index, to at least one of two | `pace/both` |
+//! | D3 | `found` in [`pace::Pace::tell`] | [`pace::Pace::found_at`] | what was found | `pace/found` |
 //! | K1 | what a successor relies on | the successor | nothing between threads: the lock's fall hands over all stores; it keeps a compiler from moving earlier stores behind | `crash/*`, for the order as written |
 //!
-//! Two of them are doubled by a fence that another pair needs at the same place, so that a model sees only both
-//! missing: G2's fence stands before the word of G1 and before every release of a lane (L1), and K1's fence after
-//! an event stands before the state of C1.
+//! Three of them are doubled by fences that other pairs need at the same place, so that a model sees only all of them
+//! missing: G2's fence stands before the word of G1 and before every release of a lane (L1), K1's fence after
+//! an event stands before the state of C1, and R2's and K1's, of a `Joined`, before the next number of J7.
 #![cfg_attr(not(any(loom, seriatim_trace, test, feature = "crash-points")), no_std)]
 #![forbid(unsafe_code)]
 
@@ -98,6 +103,7 @@ pub mod gate;
 pub mod incarnations;
 pub mod lane;
 pub mod order;
+pub mod pace;
 pub mod pad;
 pub mod reports;
 pub mod seq;

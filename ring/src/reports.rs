@@ -97,6 +97,18 @@ impl<const N: usize> Reports<N> {
         kept.filter_map(|number| self.whole(number)).filter(|report| report.member != 0)
     }
 
+    /// The report for an index, if it is kept. Of a page whose reports are for indexes that grow.
+    pub fn at(&self, index: u64) -> Option<Report> {
+        // ORDERING [A1]: Acquire; pairs with the Release in `push`.
+        let written = self.written.load(Ordering::Acquire);
+        let kept = |age: u64| self.whole(written.wrapping_sub(age)).filter(|report| report.member != 0);
+        let newest = (1..N as u64).find_map(kept)?;
+        // Of one who reports each index it lies so far back, and of nobody farther.
+        let back = newest.index.checked_sub(index)?.saturating_add(1).min(Self::KEPT as u64);
+        let mut found = (1..=back).rev().filter_map(kept).take_while(|report| report.index <= index);
+        found.find(|report| report.index == index)
+    }
+
     /// A report that was kept when somebody looked, if it still is.
     fn whole(&self, number: u64) -> Option<Report> {
         let report = self.slot(number).load();
@@ -150,6 +162,18 @@ mod tests {
         reports.push(report(9, 2));
         assert_eq!(recent(&reports), [report(5, 1), report(9, 2), report(9, 2)]);
         assert_eq!(reports.written.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_report_is_found_by_its_index() {
+        for steps in [&[1, 2, 3, 4, 5, 6, 7][..], &[3, 30, 31, 40, 90], &[5], &[]] {
+            let reports = Reports::<6>::new();
+            steps.iter().for_each(|&n| reports.push(report(n, 2)));
+            for n in 0..100 {
+                let kept = &steps[steps.len().saturating_sub(5)..];
+                assert_eq!(reports.at(n), kept.contains(&n).then(|| report(n, 2)), "{n} of {steps:?}");
+            }
+        }
     }
 
     #[test]

@@ -13,12 +13,15 @@
 //! rewritten only when its run is freed and [`settle`](Orderer::settle) has stored what it did to the control
 //! page; the anchor moves before the lanes are released behind it.
 
-use crate::control::{Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, Verdict};
+use crate::control::{
+    Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, POISONED, Verdict,
+};
 use crate::control::{NameWords, ProducerRole, Reign, WorkerPage};
 use crate::event::{self, Event, OWN_LANE};
 use crate::gate::Past;
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
+use crate::pace::Finding;
 use crate::seq::Seq;
 use crate::sync::{Ordering, fence};
 use crate::tickets::{Ticket, Tickets};
@@ -69,6 +72,8 @@ pub enum Stop {
     },
     /// The run would go beyond [`Seq::MAX`].
     Exhausted,
+    /// A worker found that workers differ: call [`Orderer::poison`].
+    Poison,
 }
 
 /// What a turn did.
@@ -116,6 +121,10 @@ pub struct Orderer {
     look_at_gates: bool,
     /// The epoch that is not in the order yet, if it has to be.
     unannounced: Option<u64>,
+    /// Workers that differ poison the order.
+    heeds: bool,
+    /// One of them has been found to: nothing more is ordered but the command that says so.
+    found: bool,
 }
 
 impl Orderer {
@@ -148,12 +157,19 @@ impl Orderer {
             settled: false,
             look_at_gates: false,
             unannounced: (epoch > 1).then_some(epoch),
+            heeds: false,
+            found: false,
         };
         taken.settle(s);
         crash_point!("takeover.settled");
         // It may have died between the anchor and the releases.
         taken.release_again(s, anchor, [digest, current]);
         crash_point!("takeover.freed");
+        if s.control.poison.at.load(Ordering::Relaxed) != 0 {
+            // Nobody goes on after that, and there is no new epoch.
+            stop(s);
+            return Ok(taken);
+        }
         // Relaxed: the two stores that follow hand it over.
         reign.epoch.store(epoch, Ordering::Relaxed);
         crash_point!("takeover.epoch");
@@ -226,6 +242,9 @@ impl Orderer {
     /// Orders what is queued, in at most `budget` runs.
     pub fn turn(&mut self, s: &Shared<'_>, budget: u32) -> Turn {
         let (before, mut runs, mut left) = (self.next, 0, budget);
+        if self.found {
+            return Turn { commands: 0, runs: 0, stop: Stop::Poison };
+        }
         let stop = loop {
             if left == 0 {
                 break Stop::Budget;
@@ -343,13 +362,17 @@ impl Orderer {
     /// Whether the order ring has a slot, freeing if it seems to have none.
     #[inline]
     fn has_slot(&mut self, s: &Shared<'_>) -> bool {
-        !self.is_held(s) || (self.free(s) && !self.is_held(s))
+        !self.is_held(s) || (self.free(s) && !self.is_held(s) && !self.found)
     }
 
     /// Frees what the slowest gate has passed; whether that was anything. Without a gate nothing is freed.
     pub fn free(&mut self, s: &Shared<'_>) -> bool {
         match slowest_gate(s, self.next) {
-            Some((at, past)) => self.release(s, at, past) > 0,
+            Some((at, past)) => {
+                // After the gates were read: who has passed what it found a difference at had said so before.
+                self.look_for_findings(s);
+                self.release(s, at, past) > 0
+            }
             None => false,
         }
     }
@@ -469,6 +492,44 @@ impl Orderer {
         s.control.reign.state.store(CLOSED, Ordering::Release);
         crash_point!("close.closed");
         end
+    }
+
+    /// From here on a difference that a worker has found poisons the order; whether there is one.
+    ///
+    /// Before anything is freed, it is looked for. A worker that finds one at an index stands at most one behind that
+    /// index then, and moves its cursor on after it has told. So when the command that says it gets its place, no more
+    /// lies between the index and that place than all lanes have cells.
+    pub fn heed_findings(&mut self, s: &Shared<'_>) -> bool {
+        self.heeds = true;
+        self.look_for_findings(s)
+    }
+
+    /// Looks whether a worker has found a difference, where that poisons the order; whether one has.
+    pub fn look_for_findings(&mut self, s: &Shared<'_>) -> bool {
+        self.found |= self.heeds && s.workers.iter().any(|page| page.pace.found_at().is_some());
+        self.found
+    }
+
+    /// Whether a difference was found that is not in the order yet.
+    #[must_use]
+    pub fn is_to_poison(&self) -> bool {
+        self.found
+    }
+
+    /// Says in the order that workers differ, which ends it for good: its index, and what was found at the lowest index.
+    /// `None` while there is no room.
+    pub fn poison(&mut self, s: &Shared<'_>) -> Option<(Seq, Finding)> {
+        if !self.can_append(s) {
+            return None;
+        }
+        let found = |(slot, page): (usize, &WorkerPage)| Some((page.pace.found()?, slot));
+        crash_point!("poison.found");
+        let lowest = s.workers.iter().enumerate().filter_map(found).min_by_key(|(found, _)| found.index());
+        let (finding, finder) = lowest?;
+        let at = self.append(s, &Event::of_finding(&finding))?;
+        note_poison(s, at, finder as u64);
+        stop(s);
+        Some((at, finding))
     }
 
     /// Says in the order that this sequencer took over, and which members came and went, as far as there is
@@ -628,6 +689,21 @@ impl Orderer {
     }
 }
 
+/// Where the poison is, for those who do not walk the order.
+fn note_poison(s: &Shared<'_>, at: Seq, finder: u64) {
+    let poison = &s.control.poison;
+    poison.finder.store(finder, Ordering::Relaxed);
+    poison.at.store(at.get() + 1, Ordering::Relaxed);
+    crash_point!("poison.noted");
+}
+
+/// The order ends with its last command, which is the poison.
+fn stop(s: &Shared<'_>) {
+    // ORDERING [C1]: Release; see `take_over`. Who sees it poisoned finds where.
+    s.control.reign.state.store(POISONED, Ordering::Release);
+    crash_point!("poison.stopped");
+}
+
 /// Another worker may have the slot of one that is gone before that is said.
 fn make_way(member: &MemberEntry) {
     if member.state.load(Ordering::Relaxed) != GONE {
@@ -662,7 +738,8 @@ fn own_lane(s: &Shared<'_>, entry: &LaneEntry, number: u64, base: u64, name: Nam
 
 fn take_number(next: &crate::sync::AtomicU64) -> u64 {
     let number = next.load(Ordering::Relaxed);
-    next.store(number + 1, Ordering::Relaxed);
+    // ORDERING [J7]: Release; pairs with the Acquire in `stand_all`.
+    next.store(number + 1, Ordering::Release);
     number
 }
 
@@ -703,22 +780,59 @@ pub enum Standing {
     Before(Seq),
 }
 
+/// The generation of a slot's worker, if it gates.
+fn live_generation(member: &MemberEntry) -> Option<u64> {
+    // ORDERING [J6]: Acquire; pairs with the Release in `join`: the generation is that of who is live, and the answer to
+    // that one says that `first` is its own.
+    let is_live = member.state.load(Ordering::Acquire) == LIVE;
+    is_live.then(|| member.generation.load(Ordering::Relaxed))
+}
+
 /// Where the worker of a slot stands to an index. One that is being let in has it before it until it is known where it
 /// begins.
 #[must_use]
 pub fn standing(member: &MemberEntry, page: &WorkerPage, index: Seq) -> Standing {
-    // ORDERING [J6]: Acquire; pairs with the Release in `join`: the generation is that of who is live, and the answer to
-    // that one says that `first` is its own.
-    if member.state.load(Ordering::Acquire) != LIVE {
-        return Standing::Nobody;
-    }
-    let generation = member.generation.load(Ordering::Relaxed);
+    let Some(generation) = live_generation(member) else { return Standing::Nobody };
     let is_in = member.answer.get(generation) == Some(Verdict::Granted);
     if is_in && Seq::new(member.first.load(Ordering::Relaxed)) > index {
         return Standing::Past;
     }
     let at = gate(member, page);
     if at > index { Standing::Past } else { Standing::Before(at) }
+}
+
+/// Where all workers stand to an index, told slot by slot to `each`; whether anybody gates. `None` if one was let in
+/// meanwhile: then it may have come into a slot that had been looked at, before another one that was found to have begun
+/// behind the index, and this is to be asked anew.
+pub fn stand_all(
+    control: &Control,
+    members: &[MemberEntry],
+    workers: &[WorkerPage],
+    index: Seq,
+    mut each: impl FnMut(usize, Standing),
+) -> Option<bool> {
+    // ORDERING [J7]: Acquire; pairs with the Release in `take_number`. Who was let in before the last number was given is
+    // found in its slot.
+    let before = control.reign.next_member.load(Ordering::Acquire);
+    let mut somebody = false;
+    for (slot, (member, page)) in members.iter().zip(workers).enumerate() {
+        let found = standing(member, page, index);
+        somebody |= found != Standing::Nobody;
+        each(slot, found);
+    }
+    // Relaxed: whoever was found live had its number before that (J6).
+    (control.reign.next_member.load(Ordering::Relaxed) == before).then_some(somebody)
+}
+
+/// How far the worker of a slot is with its reports: it has made those for all indexes before this, or does not get
+/// them. One that is being let in is where it will start, until it is known what is its first. `None` if nobody gates.
+#[must_use]
+pub fn done_with(member: &MemberEntry, page: &WorkerPage) -> Option<Seq> {
+    let generation = live_generation(member)?;
+    let is_in = member.answer.get(generation) == Some(Verdict::Granted);
+    let first = if is_in { &member.first } else { &member.start }.load(Ordering::Relaxed);
+    let done = if page.party.has_begun(generation) { page.pace.done() } else { first };
+    Some(Seq::new(done.max(first)))
 }
 
 /// The position of the slowest gate and what goes with it, at or before every gate; `None` if nobody gates, or if a cursor
@@ -891,7 +1005,7 @@ fn check_number(run: u64, event: &Event) -> Result<(), Damage> {
     match *event {
         Event::Joined { number, .. } | Event::Left { number, .. } => within("member number", run, number),
         Event::Attached { number, .. } => within("producer number", run, number),
-        Event::Fenced { .. } | Event::Opened { .. } | Event::Closed { .. } => Ok(()),
+        Event::Fenced { .. } | Event::Opened { .. } | Event::Closed { .. } | Event::Poisoned { .. } => Ok(()),
     }
 }
 
@@ -927,6 +1041,7 @@ fn apply(s: &Shared<'_>, event: &Event, at: Seq) {
                 entry.fenced.store(1, Ordering::Relaxed);
             }
         }
+        Event::Poisoned { slots: [finder, _], .. } => note_poison(s, at, finder.into()),
         Event::Opened { .. } | Event::Closed { .. } => {}
     }
 }

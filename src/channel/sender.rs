@@ -377,7 +377,8 @@ impl<C: ?Sized, K> Sender<C, K> {
                 Fate::Open => {}
             }
             // After the end nobody passes anything any more.
-            let is_ended = self.region.state() == State::Closed && !self.region.is_alive(Role::Sequencer);
+            let is_closed = matches!(self.region.state(), State::Closed | State::Poisoned);
+            let is_ended = is_closed && !self.region.is_alive(Role::Sequencer);
             if wait::is_over(deadline) || is_ended {
                 let held = self.region.order_held_by().unwrap_or_else(|| self.region.held_by_worker());
                 return Err(SequencedError::Undecided { index, at, newest: by.number, held });

@@ -14,7 +14,8 @@
 //!    104   16     boot id of the machine that made it
 //!    120   8      time of creation, seconds since 1970
 //!    128   8      what digests cover: 0 payload, 1 header, 2 nothing
-//!    136   8      digest (xxh3-64) of all before it
+//!    136   8      when workers differ: 0 report, 1 poison, 2 lockstep
+//!    144   8      digest (xxh3-64) of all before it
 //! ```
 //!
 //! All numbers are little-endian. The header is written before the file has a name and never again.
@@ -23,15 +24,16 @@ use twox_hash::XxHash3_64;
 
 use crate::config::{DigestOf, WithoutWorkers};
 use crate::error::HeaderError;
+use crate::poison::OnDivergence;
 use crate::region::layout::{Geometry, Layout, PAGE};
 
 /// The first eight bytes of every region.
 pub const MAGIC: [u8; 8] = *b"SERIATIM";
 /// The format that this build reads and writes.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 const ORDER_MARK: u32 = 0x0102_0304;
 /// Bytes of the header that carry something.
-pub(crate) const HEADER_BYTES: usize = 144;
+pub(crate) const HEADER_BYTES: usize = 152;
 
 /// What a region's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +52,8 @@ pub struct Identity {
     pub without_workers: WithoutWorkers,
     /// What its digests cover.
     pub digest_of: DigestOf,
+    /// What becomes of it when workers differ.
+    pub on_divergence: OnDivergence,
     /// The first index of its order.
     pub first_index: u64,
     /// Size of the file in bytes.
@@ -85,6 +89,7 @@ impl Identity {
         bytes.extend(self.boot_id.0.to_le_bytes());
         bytes.extend(self.created.to_le_bytes());
         bytes.extend(self.digest_of.code().to_le_bytes());
+        bytes.extend(self.on_divergence.code().to_le_bytes());
         bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         std::array::from_fn(|i| bytes[i])
     }
@@ -109,7 +114,7 @@ impl Identity {
             return Err(HeaderError::Version { found: version, supported: VERSION });
         }
         same("header size", u64_at(16), PAGE)?;
-        same("header digest", u64_at(136), XxHash3_64::oneshot(&bytes[..136]))?;
+        same("header digest", u64_at(144), XxHash3_64::oneshot(&bytes[..144]))?;
         let geometry = Geometry {
             order_slots: u64_at(24),
             lane_cells: u64_at(32),
@@ -124,6 +129,11 @@ impl Identity {
             found: u64_at(128),
             expected: DigestOf::Payload.code(),
         })?;
+        let on_divergence = OnDivergence::of_code(u64_at(136)).ok_or(HeaderError::Field {
+            field: "what is done when workers differ",
+            found: u64_at(136),
+            expected: OnDivergence::Report.code(),
+        })?;
         let identity = Identity {
             version,
             uuid: Uuid(u128_at(88)),
@@ -132,6 +142,7 @@ impl Identity {
             geometry,
             without_workers: if u64_at(64) == 1 { WithoutWorkers::Discard } else { WithoutWorkers::Hold },
             digest_of,
+            on_divergence,
             first_index: u64_at(72),
             file_bytes: u64_at(80),
         };
@@ -167,6 +178,7 @@ mod tests {
             geometry: layout.geometry,
             without_workers: WithoutWorkers::Discard,
             digest_of: DigestOf::Header,
+            on_divergence: OnDivergence::Lockstep,
             first_index: 12,
             file_bytes: layout.total,
         }
@@ -197,12 +209,15 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_digest_is_named() {
-        let mut bytes = identity().encode();
-        bytes[128] = 3;
-        let digest = XxHash3_64::oneshot(&bytes[..136]).to_le_bytes();
-        bytes[136..].copy_from_slice(&digest);
-        let error = Identity::decode(&bytes).unwrap_err().to_string();
-        assert!(error.contains("what digests cover is 3"), "{error}");
+    fn an_unknown_choice_is_named() {
+        let cases = [(128, "what digests cover is 3"), (136, "what is done when workers differ is 3")];
+        for (at, text) in cases {
+            let mut bytes = identity().encode();
+            bytes[at] = 3;
+            let digest = XxHash3_64::oneshot(&bytes[..144]).to_le_bytes();
+            bytes[144..].copy_from_slice(&digest);
+            let error = Identity::decode(&bytes).unwrap_err().to_string();
+            assert!(error.contains(text), "{error}");
+        }
     }
 }

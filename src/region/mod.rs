@@ -423,6 +423,7 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
         geometry: layout.geometry,
         without_workers: config.without_workers,
         digest_of: config.digest,
+        on_divergence: config.on_divergence,
         first_index: config.first_index,
         file_bytes: layout.total,
     };

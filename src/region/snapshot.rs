@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, Party};
+use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, POISONED, Party};
 use seriatim_ring::event::{OWN_CELLS, OWN_LANE};
 use seriatim_ring::sequencer::{gate, published};
 use seriatim_ring::sync::{AtomicU64, Ordering};
@@ -13,10 +13,12 @@ use super::Region;
 use super::file::FileState;
 use crate::Digest;
 use crate::agreement::Agreement;
+use crate::barrier::Behind;
 use crate::error::HeldBy;
 use crate::error_log::ErrorLog;
 use crate::liveness::Role;
 use crate::name::Name;
+use crate::poison::Poisoned;
 use crate::policy::WorkerPolicy;
 use crate::process::Process;
 use crate::sequencer::Load;
@@ -34,6 +36,8 @@ pub enum State {
     Closed,
     /// The last index is used up.
     Exhausted,
+    /// It was ended for good, for workers differ.
+    Poisoned,
 }
 
 impl fmt::Display for State {
@@ -43,6 +47,7 @@ impl fmt::Display for State {
             State::Closing => "closing",
             State::Closed => "closed",
             State::Exhausted => "exhausted",
+            State::Poisoned => "poisoned",
         })
     }
 }
@@ -146,6 +151,10 @@ pub struct Snapshot {
     pub held_by: Option<HeldBy>,
     /// What the workers' reports come to.
     pub agreement: Agreement,
+    /// That it was ended because they differ.
+    pub poison: Option<Poisoned>,
+    /// The workers whose reports others wait for; see [`Region::awaited`].
+    pub awaited: Vec<Behind>,
     /// What became of the region's file.
     pub file: FileState,
     /// What went wrong so far.
@@ -197,10 +206,12 @@ impl Region {
         let sequencer = (epoch > 0).then(|| self.sequencer_status(has_tickets));
         let is_late = sequencer.as_ref().is_some_and(|party| party.suspect);
         let is_full = producers.iter().any(|producer| producer.full_for.is_some());
-        // Nobody serves an order that is closed, and nobody minds.
-        let is_over = matches!(self.state(), State::Closed | State::Exhausted);
+        // Nobody serves an order that is closed, and nobody minds. What has not come into one that is poisoned never will.
+        let (state, poison) = (self.state(), self.poison());
+        let is_over = matches!(state, State::Closed | State::Exhausted);
+        let is_held = has_tickets || is_full || !is_over;
         Snapshot {
-            state: self.state(),
+            state,
             epoch,
             next,
             runs,
@@ -211,8 +222,10 @@ impl Region {
             sequencer,
             producers,
             workers: self.worker_statuses(next),
-            held_by: self.held_by(is_late, is_full).filter(|_| has_tickets || is_full || !is_over),
+            held_by: self.held_by(is_late, is_full).filter(|_| is_held && state != State::Poisoned),
             agreement: self.agreement(),
+            poison,
+            awaited: self.awaited(),
             file: self.file_state(),
             errors: self.errors(),
         }
@@ -223,6 +236,7 @@ impl Region {
             CLOSING => State::Closing,
             CLOSED => State::Closed,
             EXHAUSTED => State::Exhausted,
+            POISONED => State::Poisoned,
             _ => State::Open,
         }
     }

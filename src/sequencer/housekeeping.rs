@@ -110,6 +110,10 @@ impl Sequencer {
         for slot in 0..s.members.len() as u16 {
             news |= self.settle_worker(&region, &s, slot, due);
         }
+        if self.orderer.look_for_findings(&s) {
+            // Nobody comes any more, and what there is to say is the next thing that is said.
+            return true;
+        }
         self.orderer.announce(&s);
         for slot in 0..s.members.len() as u16 {
             news |= self.settle_join(&region, &s, slot);
@@ -238,7 +242,7 @@ impl Sequencer {
 
     /// What to do before sleeping: look at the gates and at the living. Whether there was news.
     fn before_sleep(&mut self) -> bool {
-        let news = self.keep_house(true) | self.free();
+        let news = self.keep_house(true) | self.free() | (self.orderer.is_to_poison() && !self.stuck);
         self.tell(news);
         news
     }

@@ -30,6 +30,7 @@ use crate::fold::Fold;
 use crate::fork::{self, Alarm};
 use crate::liveness::{Lock, Role};
 use crate::name::Name;
+use crate::poison::{OnDivergence, Poisoned};
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
 use crate::region::file::{FileWatch, RegionLost};
@@ -85,6 +86,14 @@ pub enum SequencerError {
         path: PathBuf,
         /// What became of it.
         source: RegionLost,
+    },
+    /// The order was ended for good: workers differ. Nobody can go on with it.
+    #[error("{path:?}: {poison}")]
+    Poisoned {
+        /// The region.
+        path: PathBuf,
+        /// Where, and who.
+        poison: Poisoned,
     },
     /// The region cannot be written.
     #[error(transparent)]
@@ -361,7 +370,19 @@ impl Sequencer {
         reign.started.store(started, Ordering::Relaxed);
         region.map().control().pulse.helped.store(0, Ordering::Relaxed);
         crash_point!("sequence.named");
-        let orderer = Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
+        let mut orderer =
+            Orderer::take_over(&region.map().shared()).map_err(|damage| damaged(region, damage))?;
+        if region.state() == State::Poisoned {
+            // Its predecessor may have died before it told anybody.
+            close_queue(region, orderer.ticket());
+            for bell in [&region.map().bells().workers, &region.map().bells().producers] {
+                wait::wake_all(bell);
+            }
+            return Err(poisoned(region));
+        }
+        if region.on_divergence() != OnDivergence::Report {
+            orderer.heed_findings(&region.map().shared());
+        }
         let epoch = reign.epoch.load(Ordering::Relaxed);
         let mut sequencer = Sequencer {
             alarm: Alarm::of_this_process(),
@@ -481,6 +502,7 @@ impl Sequencer {
                 turn.closed = self.orderer.close(self.parts.shared()).is_some();
                 !turn.closed
             }
+            Stop::Poison => !self.end_poisoned()?,
             Stop::Exhausted => {
                 self.refuse_submits(EXHAUSTED);
                 self.tell(true);
@@ -525,10 +547,23 @@ impl Sequencer {
             // ORDERING [C1]: Release; pairs with the Acquire in `Region::state`.
             reign.state.store(state, Ordering::Release);
             crash_point!("close.closing");
-            let mut enqueuer = Enqueuer::new(self.orderer.ticket());
-            // It fails only where another close ticket stands, which serves as well.
-            let _ = enqueuer.enqueue(&map.tickets(), Ticket::Close, &reign.void_before);
+            close_queue(&self.region, self.orderer.ticket());
         }
+    }
+
+    /// Ends the order for good, if there is room for the command that says so; whether there was.
+    #[cold]
+    fn end_poisoned(&mut self) -> Result<bool, SequencerError> {
+        if self.region.state() == State::Poisoned {
+            return Err(poisoned(&self.region));
+        }
+        let Some((at, finding)) = self.orderer.poison(self.parts.shared()) else { return Ok(false) };
+        close_queue(&self.region, self.orderer.ticket());
+        self.tell(true);
+        let index = finding.index();
+        let what = format!("workers differ since index {index}, the order is poisoned");
+        self.region.record(ErrorCode::Poisoned, "sequencer", &what, at.get());
+        Err(poisoned(&self.region))
     }
 }
 
@@ -557,6 +592,26 @@ fn tell_bad_ticket(region: &Region, lane: u16, count: u32, limit: u64) {
     );
     let what = "queued a ticket that cannot be right, its lane is no longer heard";
     region.record(ErrorCode::BadTicket, &name, what, count.into());
+}
+
+/// Nobody passes from here on, until somebody takes over who makes it void.
+fn close_queue(region: &Region, from: u64) {
+    let (map, mut enqueuer) = (region.map(), Enqueuer::new(from));
+    // It fails only where another close ticket stands, which serves as well.
+    let _ = enqueuer.enqueue(&map.tickets(), Ticket::Close, &map.control().reign.void_before);
+}
+
+fn poisoned(region: &Region) -> SequencerError {
+    match region.poison() {
+        Some(poison) => SequencerError::Poisoned { path: region.path().into(), poison },
+        None => SequencerError::Damaged {
+            path: region.path().into(),
+            field: "what poisoned it",
+            of: region.map().control().poison.finder.load(Ordering::Relaxed),
+            found: 0,
+            limit: 0,
+        },
+    }
 }
 
 fn lost(region: &Region, source: RegionLost) -> SequencerError {

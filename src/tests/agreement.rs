@@ -5,22 +5,22 @@ use super::*;
 
 /// A small engine: what its state is after some commands follows from these alone.
 #[derive(Clone, Default)]
-struct Engine {
-    state: u64,
+pub(super) struct Engine {
+    pub(super) state: u64,
     /// How many things it has given a number.
     numbered: u64,
 }
 
 /// What is wrong with an engine, at an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mistake {
+pub(super) enum Mistake {
     Skips(Seq),
     /// It gives one number too many away, which shows only in what is numbered later.
     Misnumbers(Seq),
 }
 
 impl Engine {
-    fn apply(&mut self, event: &Event<'_>, mistake: Option<Mistake>) {
+    pub(super) fn apply(&mut self, event: &Event<'_>, mistake: Option<Mistake>) {
         let Event::Command(command) = event else { return };
         if mistake == Some(Mistake::Skips(command.seq)) {
             return;

@@ -296,6 +296,7 @@ impl<'a, H: Host> World<'a, H> {
             Stop::Bad { lane, count, .. } => drop(self.sequence(|orderer, s| orderer.reject(s, lane, count))),
             Stop::Close => drop(self.sequence(|orderer, s| orderer.close(s))),
             Stop::Exhausted => panic!("the order ended"),
+            Stop::Poison => panic!("nobody found anything"),
             Stop::Dry | Stop::Budget | Stop::Held => {}
         }
         if let Some(orderer) = &self.orderer {
@@ -503,7 +504,7 @@ impl<'a, H: Host> World<'a, H> {
                 oracle.queued.clear();
                 oracle.fenced = true;
             }
-            Event::Opened { .. } | Event::Closed { .. } => {}
+            Event::Opened { .. } | Event::Closed { .. } | Event::Poisoned { .. } => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use serde::Serialize;
-use seriatim::{Config, DigestOf, HugePages, Placement, Region};
+use seriatim::{Config, DigestOf, HugePages, OnDivergence, Placement, Region};
 
 use crate::Outcome;
 use crate::args::{Sizes, group, huge_pages, mode, node, placement};
@@ -16,6 +16,7 @@ const EXAMPLES: &str = "\
 Examples:
   seriatim create /dev/shm/orders
   seriatim create /dev/shm/orders --lane-bytes 64M --producers 2 --mode 660 --group engine
+  seriatim create /dev/shm/orders --on-divergence poison
   seriatim create /dev/shm/orders --numa 0 --numa-lanes 0,1 --numa-workers 0,0,1,1";
 
 /// Create a region.
@@ -57,6 +58,10 @@ pub(crate) struct Args {
     /// What digests cover: payload, header (no bytes of payloads) or off. Less is faster and proves less
     #[arg(long, value_name = "WHAT", default_value_t = DigestOf::Payload)]
     digest: DigestOf,
+    /// What becomes of the region when workers report different things: report (`stat` shows it), poison (all workers are
+    /// stopped at one index), or lockstep (and none is given a command before all have reported the one before)
+    #[arg(long, value_name = "WHAT", default_value_t = OnDivergence::Report)]
+    on_divergence: OnDivergence,
     /// First index of the order: to go on from elsewhere, or for tests
     #[arg(long, value_name = "INDEX")]
     first_index: Option<u64>,
@@ -69,7 +74,8 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
         let placement = self.numa.lanes(self.numa_lanes).workers(self.numa_workers);
-        let mut config = self.sizes.apply(Config::new()).digest(self.digest).placement(placement);
+        let config = self.sizes.apply(Config::new()).digest(self.digest).placement(placement);
+        let mut config = config.on_divergence(self.on_divergence);
         if let Some(producers) = self.producers {
             config = config.producers(producers);
         }

@@ -69,6 +69,8 @@ struct IdentityReport {
     first_index: u64,
     /// What digests cover.
     digest_of: String,
+    /// What becomes of it when workers differ.
+    on_divergence: String,
     geometry: GeometryReport,
 }
 
@@ -128,6 +130,7 @@ impl From<&Identity> for IdentityReport {
             created: identity.created,
             first_index: identity.first_index,
             digest_of: identity.digest_of.to_string(),
+            on_divergence: identity.on_divergence.to_string(),
             geometry: identity.geometry.into(),
         }
     }
@@ -220,8 +223,9 @@ impl Report for InspectReport {
         if let Some(identity) = &self.identity {
             writeln!(out, "region {}, format version {}", identity.uuid, identity.version)?;
             writeln!(out, "made at {} (Unix time) in boot {}", identity.created, identity.boot_id)?;
-            let IdentityReport { geometry, first_index, digest_of, .. } = identity;
+            let IdentityReport { geometry, first_index, digest_of, on_divergence, .. } = identity;
             writeln!(out, "{geometry}, first index {first_index}, digest of: {digest_of}")?;
+            writeln!(out, "when workers differ: {on_divergence}")?;
         }
         if !self.sections.is_empty() {
             writeln!(out)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use seriatim::{Region, Sequencer, SequencerConfig, SequencerStats, Wait};
+use seriatim::{Region, Sequencer, SequencerConfig, SequencerError, SequencerStats, Wait};
 
 use crate::Outcome;
 use crate::args::seconds;
@@ -26,7 +26,8 @@ the process that serves has ended, however it ended, and ends itself when that o
 came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on where
 it stopped.
 
-Exit code: 0 when closed, 1 when the end could not be put into the order, 2 when it could not run.";
+Exit code: 0 when closed, 1 when the end could not be put into the order, or when workers differ and the region is made
+so that this ends it for good (`create --on-divergence`), 2 when it could not run.";
 
 /// Serve a region: put what its producers submit into one order.
 #[derive(Debug, clap::Args)]
@@ -69,7 +70,14 @@ impl Args {
         if let Some(core) = self.core {
             config = config.core(core);
         }
-        let Some(sequencer) = self.open(&region, &stop)? else { return Ok(Outcome::Done) };
+        let sequencer = match self.open(&region, &stop) {
+            Err(error) if is_poisoned(&error) => {
+                complain(format_args!("{error}"));
+                return Ok(Outcome::Problem);
+            }
+            opened => opened?,
+        };
+        let Some(sequencer) = sequencer else { return Ok(Outcome::Done) };
         let sequencer = sequencer.start(config)?;
         let path = self.path.display().to_string();
         let serving =
@@ -77,11 +85,21 @@ impl Args {
         output::print(&serving, self.json)?;
         while !stop.asked_within(Duration::from_millis(250)) {
             if sequencer.is_finished() {
+                if let Some(poison) = region.poison() {
+                    complain(format_args!("{path}: {poison}"));
+                    return Ok(Outcome::Problem);
+                }
                 let ended = sequencer.stop().err().map_or_else(|| anyhow!("it ended by itself"), Into::into);
                 return Err(ended).with_context(|| format!("the sequencer of {path} ended"));
             }
         }
-        let stats = sequencer.close()?;
+        let stats = match sequencer.close() {
+            Err(error @ SequencerError::Poisoned { .. }) => {
+                complain(format_args!("{error}"));
+                return Ok(Outcome::Problem);
+            }
+            closed => closed?,
+        };
         let snapshot = region.snapshot();
         if !stats.closed {
             let by = snapshot.gate();
@@ -112,6 +130,10 @@ impl Args {
         said?;
         Ok(opened)
     }
+}
+
+fn is_poisoned(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(SequencerError::Poisoned { .. }))
 }
 
 #[derive(Debug, Serialize)]

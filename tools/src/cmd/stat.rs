@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 use seriatim::{
-    Agreement, Diverged, ErrorCode, HeldBy, PartyStatus, ProducerStatus, Region, Reported, Snapshot,
-    WorkerPolicy, WorkerStatus,
+    Agreement, Behind, Diverged, ErrorCode, HeldBy, OnDivergence, PartyStatus, ProducerStatus, Region,
+    Reported, Snapshot, WorkerPolicy, WorkerStatus,
 };
 
 use crate::Outcome;
@@ -28,7 +28,8 @@ long a worker has had something to do and has not moved, as the sequencer saw it
 found no room. CPU is where a party's process (its first thread) ran last. `held up by` names who keeps others waiting,
 if anybody waits. `reports` compares what workers report of their state, if any of them does: the highest index that all
 of these have reported in the same way, or the lowest that is to be seen at which they differ, after the one before it at
-which they did not.";
+which they did not. `when workers differ` is what the region was made for: `poisoned` says that all were stopped, at which
+index, and why; `awaited` names those whose reports others wait for.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -109,6 +110,12 @@ struct StatReport {
     sequencer: Option<PartyReport>,
     /// What the workers' reports come to, if any of them reports.
     agreement: Option<AgreementReport>,
+    /// What becomes of the region when they differ: `report`, `poison` or `lockstep`.
+    on_divergence: String,
+    /// That it was ended for good, for they do.
+    poison: Option<PoisonReport>,
+    /// Workers whose reports others wait for.
+    awaited: Vec<AwaitedRow>,
     /// Why the parties of its process make turns for it, if they do.
     helped: Option<HelpedReport>,
     producers: Vec<ProducerRow>,
@@ -133,6 +140,26 @@ struct AgreementReport {
     /// Workers that gate and report, and those that do not.
     reporting: Vec<String>,
     silent: Vec<String>,
+    text: String,
+}
+
+/// That the order was ended because workers differ.
+#[derive(Debug, Serialize)]
+struct PoisonReport {
+    /// Its last index.
+    at: u64,
+    diverged: DivergedReport,
+    text: String,
+}
+
+/// A worker whose report others wait for.
+#[derive(Debug, Serialize)]
+struct AwaitedRow {
+    name: String,
+    slot: u16,
+    pid: u32,
+    /// It has reported all before this, or asked for it.
+    next: u64,
     text: String,
 }
 
@@ -245,6 +272,13 @@ impl StatReport {
             last_error: snapshot.errors.records.last().map(ToString::to_string),
             sequencer: snapshot.sequencer.as_ref().map(PartyReport::from),
             agreement: AgreementReport::new(&snapshot.agreement),
+            on_divergence: region.on_divergence().to_string(),
+            poison: snapshot.poison.as_ref().map(|poison| PoisonReport {
+                at: poison.at.get(),
+                diverged: DivergedReport::from(&poison.diverged),
+                text: poison.to_string(),
+            }),
+            awaited: snapshot.awaited.iter().map(AwaitedRow::from).collect(),
             helped: snapshot.helped.map(|load| HelpedReport {
                 cpus: load.cpus,
                 parties: load.parties,
@@ -290,6 +324,18 @@ impl AgreementReport {
             silent: found.silent().map(|worker| worker.name.to_string()).collect(),
             text: found.to_string(),
         })
+    }
+}
+
+impl From<&Behind> for AwaitedRow {
+    fn from(behind: &Behind) -> AwaitedRow {
+        AwaitedRow {
+            name: behind.name.to_string(),
+            slot: behind.slot,
+            pid: behind.pid,
+            next: behind.next.get(),
+            text: behind.to_string(),
+        }
     }
 }
 
@@ -411,6 +457,16 @@ impl Report for StatReport {
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
         if let Some(agreement) = &self.agreement {
             writeln!(out, "reports: {}", agreement.text)?;
+        }
+        if self.on_divergence != OnDivergence::Report.to_string() {
+            writeln!(out, "when workers differ: {}", self.on_divergence)?;
+        }
+        if let Some(poison) = &self.poison {
+            writeln!(out, "{}", poison.text)?;
+        }
+        if !self.awaited.is_empty() {
+            let awaited: Vec<_> = self.awaited.iter().map(|row| row.text.as_str()).collect();
+            writeln!(out, "awaited, for their reports: {}", awaited.join(", "))?;
         }
         let locked = self.locked_by();
         if !locked.is_empty() {

@@ -79,7 +79,7 @@ fn is_forlorn(region: &Region) -> bool {
 /// Whether the order is closed and there is nothing left to see: the end may be among what was missed.
 fn is_over(region: &Region, observer: &Observer) -> bool {
     let snapshot = region.snapshot();
-    snapshot.state == State::Closed && observer.next() >= snapshot.next
+    matches!(snapshot.state, State::Closed | State::Poisoned) && observer.next() >= snapshot.next
 }
 
 enum Seen {
@@ -98,6 +98,11 @@ fn see(observed: Option<Observed<'_>>, out: &mut impl Write) -> Result<Seen> {
             Seen::Command
         }
         Some(Observed::Event(Event::Closed { .. })) => Seen::End,
+        Some(Observed::Event(Event::Poisoned { seq, diverged, .. })) => {
+            out.flush()?;
+            complain(format_args!("poisoned at index {seq}: workers differ since index {diverged}"));
+            Seen::End
+        }
         Some(Observed::Missed { from, to }) => {
             // In its place among the commands when both go to one terminal.
             out.flush()?;

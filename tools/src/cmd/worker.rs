@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::{DigestOf, Event, JoinOptions, Worker, WorkerError, WorkerPolicy, payload_digest};
+use seriatim::{
+    DigestOf, Event, JoinOptions, OnDivergence, Worker, WorkerError, WorkerPolicy, payload_digest,
+};
 
 use crate::Outcome;
 use crate::args::patience;
@@ -17,6 +19,9 @@ use crate::signal::Stop;
 
 /// Events that are taken at a time.
 const BATCH: usize = 256;
+
+/// How it ends where workers differ, and are stopped.
+const POISONED: &str = "poisoned";
 
 /// How often a worker without work looks whether it is asked to stop.
 const TICK: Duration = Duration::from_millis(250);
@@ -64,7 +69,8 @@ pub(crate) struct Args {
     /// Do not check payloads against the digests that their producers took, if the region has them
     #[arg(long)]
     unchecked: bool,
-    /// Report a fingerprint of what was printed, for each index: `stat` compares it with those of others who do this
+    /// Report a fingerprint of what was printed, for each index: `stat` compares it with those of others who do this. In a
+    /// region whose workers keep step (`create --on-divergence lockstep`) each does in any case
     #[arg(long)]
     report: bool,
     /// The same as --digest, as JSON
@@ -90,7 +96,7 @@ impl Args {
             out,
             to: self.out.display().to_string(),
             left: self.count.unwrap_or(u64::MAX),
-            reports: self.report,
+            reports: self.report || region.on_divergence() == OnDivergence::Lockstep,
             printed: None,
             commands: 0,
             bytes: 0,
@@ -111,7 +117,10 @@ impl Args {
         if self.digest || self.json {
             output::print_aside(&report, self.json)?;
         }
-        end?;
+        if let (POISONED, Some(poison)) = (end?, region.poison()) {
+            output::complain(format_args!("{poison}"));
+            return Ok(Outcome::Problem);
+        }
         Ok(Outcome::Done)
     }
 }
@@ -189,6 +198,7 @@ impl Printer {
                 }
             }
             Event::Closed { .. } if self.end.is_none() => self.end = Some(Ok("closed")),
+            Event::Poisoned { .. } if self.end.is_none() => self.end = Some(Ok(POISONED)),
             // It was reopened already: what comes now is to be printed, too.
             Event::Opened { .. } if matches!(self.end, Some(Ok("closed"))) => self.end = None,
             _ => {}
@@ -204,7 +214,7 @@ struct WorkerReport {
     digest: String,
     commands: u64,
     bytes: u64,
-    /// `closed`, `count`, `signal` or `failed`.
+    /// `closed`, `count`, `signal`, `poisoned` or `failed`.
     end: &'static str,
 }
 

@@ -252,7 +252,9 @@ pub(crate) fn create(folder: &TempDir, name: &str, args: &[&str]) -> String {
 pub(crate) fn sequence(region: &str) -> Running {
     let mut sequencer = Running::start(&mut seriatim(&["sequence", region]));
     let line = sequencer.line();
-    assert!(line.starts_with(&format!("serving {region} ")), "{line}");
+    if !line.starts_with(&format!("serving {region} ")) {
+        panic!("{line}: {:?}", sequencer.end());
+    }
     sequencer
 }
 
