@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use seriatim_ring::control::{Answer, Party, ProducerRole, Verdict};
+use seriatim_ring::parts::Address;
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
 
@@ -46,6 +47,16 @@ pub(crate) trait Kind {
     fn answer(region: &Region, index: u16) -> &Answer;
     /// The name that the place belongs to, if it belongs to one.
     fn owner(region: &Region, index: u16) -> Option<Name>;
+    /// What it asks for beside a place and a name.
+    type Wish: Copy;
+    /// Writes that.
+    fn wish(party: &Party, wish: Self::Wish);
+    /// Whether who has what is wished for lives, as far as is known.
+    fn is_held(_: &Region, _: u16, _: Self::Wish) -> bool {
+        true
+    }
+    /// The sequencer does not grant that.
+    fn refused(region: &Region, name: Name, index: u16, wish: Self::Wish) -> AttachError;
 }
 
 /// Producers sit on lanes.
@@ -79,6 +90,18 @@ impl Kind for OnLane {
         let entry = region.map().lane_entry(index);
         (entry.number.load(Ordering::Relaxed) > 0).then(|| Name::from_words(entry.name.load()))
     }
+
+    type Wish = ProducerRole;
+
+    fn wish(party: &Party, role: ProducerRole) {
+        party.role.store(role.code(), Ordering::Relaxed);
+    }
+
+    fn refused(region: &Region, name: Name, lane: u16, wanted: ProducerRole) -> AttachError {
+        let code = region.map().lane_entry(lane).role.load(Ordering::Relaxed);
+        let found = ProducerRole::of_code(code).unwrap_or_default();
+        AttachError::OtherRole { path: region.path().into(), name, found, wanted }
+    }
 }
 
 /// Workers sit on worker pages.
@@ -111,16 +134,43 @@ impl Kind for OnWorkerPage {
         let member = &region.map().members()[usize::from(index)];
         (member.number.load(Ordering::Relaxed) > 0).then(|| Name::from_words(member.name.load()))
     }
+
+    /// What is to reach it alone.
+    type Wish = Address;
+
+    fn wish(party: &Party, address: Address) {
+        party.address.store(address.code().into(), Ordering::Relaxed);
+    }
+
+    fn is_held(region: &Region, index: u16, wanted: Address) -> bool {
+        Process::of(Self::party(region, holder_of_rank(region, index, wanted))).lives()
+    }
+
+    fn refused(region: &Region, _: Name, index: u16, wanted: Address) -> AttachError {
+        let (path, rank) = (region.path().into(), wanted.as_rank().unwrap_or_default());
+        let party = Self::party(region, holder_of_rank(region, index, wanted));
+        let (holder, pid) = (Name::from_words(party.name.load()), Process::of(party).pid);
+        AttachError::RankTaken { path, rank, holder, pid }
+    }
+}
+
+/// The slot of the worker that has the rank which the one at `index` wants; that one itself if there is none any more.
+fn holder_of_rank(region: &Region, index: u16, wanted: Address) -> u16 {
+    let has = |slot: &u16| {
+        let member = &region.map().members()[usize::from(*slot)];
+        *slot != index && member.is_live() && member.address() == wanted
+    };
+    OnWorkerPage::indexes(region).find(has).unwrap_or(index)
 }
 
 /// How long the lock of one who seems to be dying is waited for, and one who has locked a place and does not ask for it.
 const LINGER: Duration = Duration::from_millis(100);
 
-/// Takes a place under a name; a worker's role says nothing.
+/// Takes a place under a name.
 pub(crate) fn take_seat<K: Kind>(
     region: &Region,
     name: Name,
-    role: ProducerRole,
+    wish: K::Wish,
     timeout: Duration,
 ) -> Result<Seat, AttachError> {
     let deadline = wait::after(timeout);
@@ -148,7 +198,7 @@ pub(crate) fn take_seat<K: Kind>(
                 continue;
             };
             crash_point!("attach.locked");
-            let generation = ask::<K>(region, index, name, role);
+            let generation = ask::<K>(region, index, name, wish);
             crash_point!("attach.asked");
             match await_answer::<K>(region, index, generation, deadline) {
                 Some(Verdict::Granted) => {
@@ -157,7 +207,13 @@ pub(crate) fn take_seat<K: Kind>(
                 }
                 Some(Verdict::NameTaken) => return Err(name_taken::<K>(region, name)),
                 Some(Verdict::Busy) => was_busy = true,
-                Some(Verdict::OtherRole) => return Err(other_role(region, name, index, role)),
+                // Its lock may outlive it for a moment.
+                Some(Verdict::RankTaken) if !wait::is_over(linger) && !K::is_held(region, index, wish) => {
+                    was_busy = true;
+                }
+                Some(Verdict::OtherRole | Verdict::RankTaken) => {
+                    return Err(K::refused(region, name, index, wish));
+                }
                 None if region.check().is_err() => return Err(lost(region)),
                 None if region.state() == State::Poisoned => continue,
                 None if was_busy => break,
@@ -221,12 +277,10 @@ fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
     if K::owner(region, index) != Some(name) || party.name.load() != name.words() {
         return Holder::Other;
     }
-    let pid = party.pid.load(Ordering::Relaxed) as u32;
-    let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
     match party.request() {
         generation if party.has_left(generation) => Holder::Leaving,
-        _ if process.lives() => Holder::Living,
-        _ if process.is_ending() => Holder::Leaving,
+        _ if Process::of(party).lives() => Holder::Living,
+        _ if Process::of(party).is_ending() => Holder::Leaving,
         _ => Holder::Dying,
     }
 }
@@ -237,17 +291,11 @@ fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
     AttachError::NameTaken { path: region.path().into(), what: K::WHAT, name, pid }
 }
 
-fn other_role(region: &Region, name: Name, lane: u16, wanted: ProducerRole) -> AttachError {
-    let code = region.map().lane_entry(lane).role.load(Ordering::Relaxed);
-    let found = ProducerRole::of_code(code).unwrap_or_default();
-    AttachError::OtherRole { path: region.path().into(), name, found, wanted }
-}
-
 /// Writes who asks and asks.
-fn ask<K: Kind>(region: &Region, index: u16, name: Name, role: ProducerRole) -> u64 {
+fn ask<K: Kind>(region: &Region, index: u16, name: Name, wish: K::Wish) -> u64 {
     let (party, bells) = (K::party(region, index), region.map().bells());
     party.name.store(name.words());
-    party.role.store(role.code(), Ordering::Relaxed);
+    K::wish(party, wish);
     let Process { pid, started } = Process::this();
     party.pid.store(pid.into(), Ordering::Relaxed);
     party.started.store(started, Ordering::Relaxed);

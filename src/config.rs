@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use seriatim_ring::lane::max_payload;
-use seriatim_ring::{Seq, tickets};
+use seriatim_ring::{Seq, parts, tickets};
 
 use crate::poison::OnDivergence;
 use crate::region::layout::{Geometry, Layout};
@@ -49,7 +49,7 @@ pub enum HugePages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DigestOf {
-    /// Producer, per-producer index, kind, length and the bytes of each command, of which each producer takes a digest
+    /// Producer, per-producer index, kind, length, address and the bytes of each command, of which each producer takes a digest
     /// when it submits. Payloads can be checked against it.
     #[default]
     Payload,
@@ -180,6 +180,7 @@ impl Default for Config {
                 lane_bytes: 4 << 20,
                 producers: 8,
                 workers: 16,
+                ranks: 0,
             },
             mode: 0o600,
             group: None,
@@ -229,6 +230,15 @@ impl Config {
     /// How many workers can be attached at once: 1 to 1,024, default 16.
     pub fn workers(mut self, workers: u64) -> Self {
         self.geometry.workers = workers;
+        self
+    }
+
+    /// Among how many workers commands can be divided: 0 to [`workers`](Self::workers), default 0. A worker that joins
+    /// with a *rank* below this ([`JoinOptions::rank`](crate::JoinOptions::rank)) gets what is submitted
+    /// [to it alone](crate::Producer::submit_to), and its part of commands that have
+    /// [a part for each](crate::Producer::submit_parts). In a region without ranks there are no such commands.
+    pub fn ranks(mut self, ranks: u64) -> Self {
+        self.geometry.ranks = ranks;
         self
     }
 
@@ -319,11 +329,17 @@ impl Geometry {
         power_of_two("order slots", self.order_slots, 2, 1 << 24)?;
         power_of_two("lane cells", self.lane_cells, 2, 1 << 18)?;
         power_of_two("lane bytes", self.lane_bytes, 128, 1 << 40)?;
-        for (field, found, high) in [("producers", self.producers, 1000), ("workers", self.workers, 1024)] {
-            if !(1..=high).contains(&found) {
-                return Err(ConfigError::Range { field, found, low: 1, high });
+        let numbers = [
+            ("producers", self.producers, 1, 1000),
+            ("workers", self.workers, 1, 1024),
+            ("ranks", self.ranks, 0, self.workers),
+        ];
+        for (field, found, low, high) in numbers {
+            if !(low..=high).contains(&found) {
+                return Err(ConfigError::Range { field, found, low, high });
             }
         }
+        const { assert!(parts::MAX_RANKS > 1024) };
         const { assert!(tickets::MAX_LANES > 1000 && tickets::MAX_COUNT >= 1 << 17) };
         Layout::new(*self).ok_or(ConfigError::TooLarge {
             producers: self.producers,
@@ -354,6 +370,7 @@ mod tests {
             (Config::new().lane_bytes(u64::MAX), "18446744073709551615", "1099511627776"),
             (Config::new().producers(1001), "producers is 1001", "1 to 1000"),
             (Config::new().workers(0), "workers is 0", "1 to 1024"),
+            (Config::new().workers(3).ranks(4), "ranks is 4", "0 to 3"),
             (Config::new().mode(0o10000), "mode is 4096", "0 to 4095"),
             (
                 Config::new().producers(2).placement(Placement::on(0).lanes([0; 3])),

@@ -336,6 +336,28 @@ pub enum AttachError {
         /// The role that was asked for.
         wanted: ProducerRole,
     },
+    /// There is no such rank.
+    #[error("{path:?} has no rank {rank}: {}", ranks_of(*.ranks))]
+    UnknownRank {
+        /// The path.
+        path: PathBuf,
+        /// The rank that was asked for.
+        rank: u16,
+        /// How many ranks the region has.
+        ranks: u64,
+    },
+    /// A living worker has this rank.
+    #[error("{path:?}: rank {rank} is that of worker {holder:?} (pid {pid}), which is attached")]
+    RankTaken {
+        /// The path.
+        path: PathBuf,
+        /// The rank.
+        rank: u16,
+        /// The name of the worker that has it.
+        holder: Name,
+        /// Its process, as it says itself.
+        pid: u32,
+    },
     /// Payloads were to be checked that nobody takes a digest of.
     #[error("{path:?} has no digests of payloads to check: its digest is {digest_of}, expected payload")]
     NoPayloadDigests {
@@ -461,6 +483,14 @@ pub enum RemoveError {
         /// The system's answer.
         source: io::Error,
     },
+}
+
+/// What ranks a region has.
+fn ranks_of(ranks: u64) -> String {
+    match ranks {
+        0 => "it was created without ranks (Config::ranks)".into(),
+        ranks => format!("its ranks are 0 to {}", ranks - 1),
+    }
 }
 
 fn role_name(role: ProducerRole) -> &'static str {

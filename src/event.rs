@@ -6,6 +6,7 @@ use seriatim_ring::Seq;
 use seriatim_ring::control::ProducerRole;
 use seriatim_ring::event::Event as Own;
 use seriatim_ring::incarnations::Hello;
+use seriatim_ring::parts::Address;
 
 use crate::Digest;
 use crate::agreement::Difference;
@@ -22,18 +23,31 @@ pub struct Command<'a> {
     pub index: u64,
     /// What its producer calls it.
     pub kind: u16,
-    /// Its bytes, as the producer wrote them.
+    /// Its bytes, as the producer wrote them. Of a command with parts: what all get of it.
     pub payload: &'a [u8],
+    /// Of a command with parts, the one of the worker's rank. `None` for any other, and for an observer.
+    pub part: Option<&'a [u8]>,
+    /// Whom it is for. A worker gets what is for all and, if it has a rank, what is for that.
+    pub address: Address,
     /// The digest of all commands before it. An observer does not fold and has 0 here.
     pub digest: Digest,
 }
 
 impl fmt::Debug for Command<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Command { seq, producer, index, kind, payload, digest } = self;
-        let shown = &payload[..payload.len().min(32)];
-        write!(f, "Command {{ {seq:?}, producer {producer} #{index}, kind {kind}, {} bytes ", payload.len())?;
-        write!(f, "\"{}\", digest {digest} }}", shown.escape_ascii())
+        let Command { seq, producer, index, kind, payload, part, address, digest } = self;
+        let shown = |bytes: &[u8]| {
+            format!("{} bytes \"{}\"", bytes.len(), bytes[..bytes.len().min(32)].escape_ascii())
+        };
+        write!(f, "Command {{ {seq:?}, producer {producer} #{index}, kind {kind}, ")?;
+        if let Some(rank) = address.as_rank() {
+            write!(f, "for rank {rank}, ")?;
+        }
+        write!(f, "{}", shown(payload))?;
+        if let Some(part) = part {
+            write!(f, ", part of {}", shown(part))?;
+        }
+        write!(f, ", digest {digest} }}")
     }
 }
 
@@ -48,6 +62,8 @@ pub struct MemberChange {
     pub slot: u16,
     /// The member's number, never reused in a region.
     pub number: u64,
+    /// Its rank, if it has one: what is submitted to that rank from here on reaches it, or nobody any more.
+    pub rank: Option<u16>,
 }
 
 /// What has an index: a command, or a change of the world.
@@ -162,10 +178,20 @@ impl Event<'_> {
     }
 
     pub(crate) fn of_own(seq: Seq, kind: u16, own: Option<Own>) -> Event<'static> {
-        let change = |slot, number, name| MemberChange { seq, name: Name::from_words(name), slot, number };
+        let change = |slot, number, name, address: Address| MemberChange {
+            seq,
+            name: Name::from_words(name),
+            slot,
+            number,
+            rank: address.as_rank(),
+        };
         match own {
-            Some(Own::Joined { slot, number, name }) => Event::Joined(change(slot, number, name)),
-            Some(Own::Left { slot, number, name }) => Event::Left(change(slot, number, name)),
+            Some(Own::Joined { slot, number, name, address }) => {
+                Event::Joined(change(slot, number, name, address))
+            }
+            Some(Own::Left { slot, number, name, address }) => {
+                Event::Left(change(slot, number, name, address))
+            }
             Some(Own::Attached { lane, number, name, role, .. }) => {
                 Event::ProducerAttached { seq, number, name: Name::from_words(name), lane, role }
             }

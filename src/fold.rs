@@ -2,19 +2,21 @@
 
 use seriatim_ring::Seq;
 use seriatim_ring::control::{LaneEntry, ProducerRole};
-use seriatim_ring::digest::{Place, fold, fold_at};
+use seriatim_ring::digest::{Place, fold_at};
 use seriatim_ring::event::{self, Event as Own, OWN_LANE, WORDS};
 use seriatim_ring::gate::Past;
 use seriatim_ring::incarnations::{Current, HELLO, HELLO_BYTES, Hello, INITIALIZED, RESERVED};
 use seriatim_ring::lane::{BadCell, Entry, Lane, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
-use seriatim_ring::sync::Ordering;
+use seriatim_ring::parts::Address;
+use seriatim_ring::sync::{AtomicU64, Ordering};
 
 use crate::config::DigestOf;
 use crate::event::Command;
 use crate::fork::Alarm;
+use crate::parts::{self, View};
 use crate::payload::{self, payload_digest};
-use crate::region::map::Map;
+use crate::region::map::{Map, WordsAt};
 use crate::{Digest, crash_point};
 
 /// Something in the order or a lane that cannot be.
@@ -42,6 +44,8 @@ pub(crate) struct Met {
     pub(crate) own: Option<Own>,
     /// What it is to who walks here.
     pub(crate) said: Said,
+    /// What of its payload is for who walks here.
+    pub(crate) view: View,
     /// The digest of all before it.
     pub(crate) before: u64,
 }
@@ -55,8 +59,27 @@ pub(crate) enum Said {
     Hello(Hello),
     /// The current controller's initialization ends here.
     Initialized,
+    /// It is for others than who walks here.
+    Elsewhere,
     /// It comes from a controller that is not current: it has its index, and nobody gets it.
     Void,
+}
+
+impl Met {
+    /// What is handed out of a user's command.
+    pub(crate) fn command<'m>(&self, map: &'m Map) -> Command<'m> {
+        let words = map.lane(self.lane).payload(&self.entry);
+        Command {
+            seq: self.seq,
+            producer: self.owner.number,
+            index: self.owner.index(&self.entry),
+            kind: self.entry.kind,
+            payload: payload::part(words, self.view.body.range()),
+            part: self.view.part.map(|span| payload::part(words, span.range())),
+            address: self.entry.address(),
+            digest: Digest(self.before),
+        }
+    }
 }
 
 /// Whose commands a lane has.
@@ -77,9 +100,10 @@ enum Heard {
 /// A producer's command that was found and not gone past.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plain {
-    lane: u16,
     owner: Owner,
     entry: Entry,
+    /// Where its payload begins.
+    words: WordsAt,
 }
 
 /// A place in the order with the digest of all before it, and what one must know of lanes to go on.
@@ -97,6 +121,9 @@ pub(crate) struct Fold {
     heard: Vec<Heard>,
     /// The controller that is.
     current: Current,
+    /// How many ranks the region has, and that of who walks here.
+    ranks: u16,
+    rank: Option<u16>,
     /// Whether it notes in the region where an incarnation ended.
     notes_ends: bool,
 }
@@ -115,6 +142,8 @@ impl Fold {
             roles,
             heard: Vec::new(),
             current: Current::from_word(current),
+            ranks: map.ranks(),
+            rank: None,
             notes_ends: false,
         };
         fold.listen();
@@ -125,6 +154,17 @@ impl Fold {
     pub(crate) fn noting_ends(mut self) -> Self {
         self.notes_ends = true;
         self
+    }
+
+    /// As the worker of a rank: it gets what is for that.
+    pub(crate) fn of_rank(mut self, rank: Option<u16>) -> Self {
+        self.rank = rank;
+        self
+    }
+
+    /// Its rank.
+    pub(crate) fn rank(&self) -> Option<u16> {
+        self.rank
     }
 
     /// Who is current at the next index.
@@ -198,9 +238,12 @@ impl Fold {
             return Ok(None);
         }
         let said = self.hear(map, seq, lane, &entry)?;
-        if CHECK && said != Said::Void {
-            check_payload(map, seq, lane, &entry)?;
-        }
+        let view = match said {
+            Said::Void | Said::Elsewhere => View::default(),
+            _ if entry.address() == Address::PARTS => self.open_parts::<CHECK>(map, seq, lane, &entry)?,
+            _ if CHECK => check_payload(map, seq, lane, &entry)?,
+            _ => View::whole(&entry),
+        };
         if let Said::Hello(hello) = said {
             self.meet(map, seq, lane, hello);
         }
@@ -209,10 +252,10 @@ impl Fold {
         }
         let before = self.digest;
         if self.folds {
-            self.digest = fold(before, owner.folded(&entry));
+            self.digest = owner.fold(before, &entry);
         }
         self.follower.advance();
-        Ok(Some(Met { seq, lane, entry, owner, own, said, before }))
+        Ok(Some(Met { seq, lane, entry, owner, own, said, view, before }))
     }
 
     /// Folds commands of one producer and hands out each, up to `most` of them, as far as the current run and whole
@@ -269,6 +312,8 @@ impl Fold {
                 index: entry.cell.wrapping_sub(owner.base),
                 kind: entry.kind,
                 payload,
+                part: None,
+                address: Address::ALL,
                 digest: Digest(walk.digest),
             };
             if FOLD {
@@ -292,25 +337,27 @@ impl Fold {
         }
         let owner = self.owners.get(usize::from(lane)).copied()?;
         crash_point!("poll.next");
-        let entry = map.lane(lane).read(cell).ok()?;
-        (heard == Heard::Always || entry.kind < RESERVED).then_some(Plain { lane, owner, entry })
+        let (entry, words) = find(&map.lane(lane), cell)?;
+        let is_plain = heard == Heard::Always || entry.kind < RESERVED;
+        is_plain.then(|| Plain { owner, entry, words: map.place_of(words) })
     }
 
     /// Folds what [`plain`](Self::plain) found.
     #[inline(always)]
     pub(crate) fn take_plain<'m>(&mut self, map: &'m Map, plain: &Plain) -> Command<'m> {
-        let Plain { lane, owner, entry } = plain;
-        let folded = owner.folded(entry);
+        let Plain { owner, entry, words } = plain;
         let command = Command {
             seq: self.follower.next(),
-            producer: folded.producer,
-            index: folded.index,
-            kind: folded.kind,
-            payload: payload::read(map.lane(*lane).payload(entry), entry.len as usize),
+            producer: owner.number,
+            index: owner.index(entry),
+            kind: entry.kind,
+            part: None,
+            address: Address::ALL,
+            payload: payload::read(map.words(*words), entry.len as usize),
             digest: Digest(self.digest),
         };
         if self.folds {
-            self.digest = fold(self.digest, folded);
+            self.digest = owner.fold(self.digest, entry);
         }
         self.follower.advance();
         command
@@ -336,12 +383,14 @@ impl Fold {
     #[inline]
     fn hear(&self, map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<Said, Corrupt> {
         match (self.heard[usize::from(lane)], entry.kind) {
-            (Heard::Own | Heard::Always, _) => Ok(Said::Command),
+            (Heard::Own, _) => for_all(seq, entry).map(|()| Said::Command),
+            (Heard::Always, _) => self.reach(seq, entry),
             (Heard::Nobody, _) => {
                 let (found, expected) = (self.roles[usize::from(lane)], ProducerRole::Controller.code());
                 Err(Corrupt { seq, field: "role of a lane's owner", found, expected })
             }
             (_, HELLO) => {
+                for_all(seq, entry)?;
                 let hello = read_hello(map, seq, lane, entry)?;
                 if hello.number > self.current.number() {
                     return Ok(Said::Hello(hello));
@@ -353,9 +402,41 @@ impl Fold {
                 Ok(Said::Void)
             }
             (Heard::Not, _) => Ok(Said::Void),
-            (Heard::Current, INITIALIZED) => Ok(Said::Initialized),
-            (Heard::Current, _) => Ok(Said::Command),
+            (Heard::Current, INITIALIZED) => for_all(seq, entry).map(|()| Said::Initialized),
+            (Heard::Current, _) => self.reach(seq, entry),
         }
+    }
+
+    /// Whether a command that is heard is for who walks here. One without a rank gets what is whole and for all: the body
+    /// alone of a command with parts is half a command.
+    #[inline]
+    fn reach(&self, seq: Seq, entry: &Entry) -> Result<Said, Corrupt> {
+        let address = entry.address();
+        if address == Address::ALL {
+            return Ok(Said::Command);
+        }
+        check_address(seq, entry, self.ranks)?;
+        let is_reached =
+            self.rank.is_some() && (address == Address::PARTS || address == Address::of_worker(self.rank));
+        Ok(if is_reached { Said::Command } else { Said::Elsewhere })
+    }
+
+    /// What is for who walks here of a command with parts.
+    #[cold]
+    fn open_parts<const CHECK: bool>(
+        &self,
+        map: &Map,
+        seq: Seq,
+        lane: u16,
+        entry: &Entry,
+    ) -> Result<View, Corrupt> {
+        let words = map.lane(lane).payload(entry);
+        let corrupt = |bad| parts::corrupt(seq, bad);
+        let view = parts::view(words, entry, self.ranks, self.rank).map_err(corrupt)?;
+        if CHECK {
+            parts::check(words, entry, self.ranks, view).map_err(corrupt)?;
+        }
+        Ok(view)
     }
 
     /// From a hello on its controller is current.
@@ -384,23 +465,51 @@ impl Drop for Walk<'_> {
     }
 }
 
-/// A cell and its payload, if the cell is whole. Which of both kinds it is, is asked once.
+/// A cell and its payload, if the cell is whole and for all. Which of both kinds it is, is asked once.
 #[inline(always)]
 fn read<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [u8])> {
     if let Some((entry, words, len)) = lane.read_inline(cell) {
         return Some((entry, payload::read(words, len)));
     }
-    let entry = lane.read_outside(cell).ok()?;
-    Some((entry, payload::read(lane.payload(&entry), entry.len as usize)))
+    let (entry, words) = find_outside(lane, cell)?;
+    Some((entry, payload::read(words, entry.len as usize)))
 }
 
-fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(), Corrupt> {
+/// As [`read`], with the words that begin with the payload.
+#[inline(always)]
+fn find<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [AtomicU64])> {
+    match lane.read_inline(cell) {
+        Some((entry, words, _)) => Some((entry, words)),
+        None => find_outside(lane, cell),
+    }
+}
+
+#[inline]
+fn find_outside<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [AtomicU64])> {
+    let entry = lane.read_outside(cell).ok().filter(|entry| entry.address() == Address::ALL)?;
+    Some((entry, lane.payload(&entry)))
+}
+
+/// What is said to all is for all.
+fn for_all(seq: Seq, entry: &Entry) -> Result<(), Corrupt> {
+    check_address(seq, entry, 0)
+}
+
+/// Whether there can be such an address in a region of so many ranks.
+pub(crate) fn check_address(seq: Seq, entry: &Entry, ranks: u16) -> Result<(), Corrupt> {
+    let (address, expected) = (entry.address(), ranks.into());
+    let bad = || Corrupt { seq, field: "address", found: address.code().into(), expected };
+    address.is_within(ranks).then_some(()).ok_or_else(bad)
+}
+
+fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<View, Corrupt> {
     let found = match lane {
         OWN_LANE => own_digest(map, entry),
         _ => payload_digest(payload::read(map.lane(lane).payload(entry), entry.len as usize)),
     };
     let expected = entry.digest;
-    (found == expected).then_some(()).ok_or(Corrupt { seq, field: "payload digest", found, expected })
+    let view = View::whole(entry);
+    (found == expected).then_some(view).ok_or(Corrupt { seq, field: "payload digest", found, expected })
 }
 
 /// The payload digest of one of the sequencer's own commands.

@@ -62,8 +62,8 @@
 //! | [`Config`] | how large a region's parts are, where they lie, and who may open it |
 //! | [`Region`] | the mapped file, open in this process: [`create`](Region::create), [`attach`](Region::attach), [`anonymous`](Region::anonymous), [`remove`](Region::remove), [`snapshot`](Region::snapshot) |
 //! | [`Sequencer`] | fixes the order; one per region. [`spawn`](Sequencer::spawn) gives it a thread, or call [`open`](Sequencer::open) and [`poll`](Sequencer::poll) |
-//! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place |
-//! | [`Worker`] | receives everything, at the same index as everyone else, and gates: what it has not passed stays |
+//! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place, [`submit_parts`](Producer::submit_parts) divides a command among workers, [`submit_to`](Producer::submit_to) is for one |
+//! | [`Worker`] | receives everything that is for it, at the same index as everyone else, and gates: what it has not passed stays |
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
 //! | [`channel`] | commands of a type of one's own; controllers that supersede each other |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
@@ -116,8 +116,8 @@
 //!
 //! # Digests
 //!
-//! Each worker folds every command into one number: producer, per-producer index, kind, length and a digest of the
-//! payload that its producer took. [`Command::digest`] is that of all before it. Equal digests at an equal index mean
+//! Each worker folds every command into one number: producer, per-producer index, kind, length, whom it is for, and a
+//! digest of the payload that its producer took; those that are for others, too, whose payloads it does not read. [`Command::digest`] is that of all before it. Equal digests at an equal index mean
 //! the same history; newcomers start from the order's own digest, so theirs are equal, too. It guards against
 //! mistakes and damage, not against an adversary. A region can do with less: [`DigestOf`].
 //!
@@ -159,6 +159,7 @@ mod name;
 mod notify;
 mod observer;
 mod pacer;
+mod parts;
 mod payload;
 mod poison;
 mod policy;
@@ -208,6 +209,7 @@ pub use sequencer::{
 };
 pub use seriatim_ring::Seq;
 pub use seriatim_ring::control::ProducerRole;
+pub use seriatim_ring::parts::Address;
 pub use verify::{Check, Verification};
 pub use wait::{UnknownWait, Wait};
 pub use worker::{JoinOptions, ReportError, Worker, WorkerError};

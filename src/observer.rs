@@ -8,6 +8,7 @@ use seriatim_ring::event::{Event as Own, OWN_LANE, WORDS};
 use seriatim_ring::incarnations::{HELLO, Hello, INITIALIZED};
 use seriatim_ring::lane::{Entry, Owner};
 use seriatim_ring::order::{Look, Run};
+use seriatim_ring::parts::{Address, Span};
 use seriatim_ring::sequencer::published;
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
@@ -15,8 +16,9 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::Digest;
 use crate::error::AttachError;
 use crate::event::{Command, Event};
-use crate::fold::{Corrupt, owners};
+use crate::fold::{Corrupt, check_address, owners};
 use crate::fork::{self, Alarm};
+use crate::parts::{self, View};
 use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::file::RegionLost;
@@ -63,7 +65,7 @@ pub enum ObserverError {
 /// write there. One that was lapped goes on at the newest command, so what it missed may include the end
 /// ([`Event::Closed`]): whoever waits for that also asks [`Region::snapshot`]. It shows what is in the order, not what
 /// counts: it does not pass over the commands of superseded controllers ([`Event::Incarnation`]), for it may have missed
-/// what superseded them.
+/// what superseded them. Of a command with parts it shows what all get of it.
 ///
 /// ```
 /// use seriatim::{Config, Event, Observed, Observer, Producer, Region, Sequencer, SequencerConfig};
@@ -94,7 +96,7 @@ pub struct Observer {
 /// What was found at the next place.
 enum Found {
     Nothing,
-    Command { seq: Seq, owner: Owner, entry: Entry },
+    Command { seq: Seq, owner: Owner, entry: Entry, body: Span },
     Own { seq: Seq, kind: u16, own: Option<Own> },
     Hello { seq: Seq, producer: u64, hello: Hello },
     Initialized { seq: Seq, producer: u64 },
@@ -155,12 +157,14 @@ impl Observer {
             Found::Initialized { seq, producer } => {
                 Some(Observed::Event(Event::Initialized { seq, producer }))
             }
-            Found::Command { seq, owner, entry } => Some(Observed::Event(Event::Command(Command {
+            Found::Command { seq, owner, entry, body } => Some(Observed::Event(Event::Command(Command {
                 seq,
                 producer: owner.number,
                 index: entry.cell.wrapping_sub(owner.base),
                 kind: entry.kind,
-                payload: bytes_of(&self.copy, entry.len as usize),
+                payload: &bytes_of(&self.copy, entry.len as usize)[body.range()],
+                part: None,
+                address: entry.address(),
                 digest: Digest(0),
             }))),
         })
@@ -252,11 +256,18 @@ impl Observer {
             // Of a former owner of the lane, whom this observer never met.
             return Ok(self.miss(run, 1));
         }
+        // What is said to all is for all.
+        check_address(run.first, &entry, if run.lane == OWN_LANE { 0 } else { self.region.ranks() })?;
+        let body = match entry.address() {
+            Address::PARTS => parts::body(&self.copy, &entry, self.region.ranks())
+                .map_err(|bad| parts::corrupt(run.first, bad))?,
+            _ => View::whole(&entry).body,
+        };
         self.skip(run, 1);
-        Ok(self.found(run, entry))
+        Ok(self.found(run, entry, body))
     }
 
-    fn found(&mut self, run: &Run, entry: Entry) -> Found {
+    fn found(&mut self, run: &Run, entry: Entry, body: Span) -> Found {
         let owner = self.owners[usize::from(run.lane)];
         let (seq, producer) = (run.first, owner.number);
         match (run.lane, entry.kind) {
@@ -267,7 +278,7 @@ impl Observer {
                 return Found::Hello { seq, producer, hello };
             }
             (lane, INITIALIZED) if self.is_controlled(lane) => return Found::Initialized { seq, producer },
-            _ => return Found::Command { seq, owner, entry },
+            _ => return Found::Command { seq, owner, entry, body },
         }
         let words: [u64; WORDS] = std::array::from_fn(|i| self.copy.get(i).copied().unwrap_or(0));
         let own = Own::decode(entry.kind, &words);

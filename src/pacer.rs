@@ -148,6 +148,16 @@ impl Pacer {
         }
     }
 
+    /// The worker has passed what another one is given: it is done with it without a report, and is given the next one
+    /// only when that other one is.
+    #[cold]
+    pub(crate) fn passed(&mut self, region: &Region, seq: Seq) {
+        if self.in_step {
+            self.finish(region, seq.plus(1));
+            wait::wake(&region.map().bells().workers, FOR_WORK);
+        }
+    }
+
     /// What is compared cannot be taken back.
     pub(crate) fn may_report(&self, index: u64) -> Result<(), ReportError> {
         match self.last {

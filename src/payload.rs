@@ -13,6 +13,8 @@
 //! A process that breaks the protocol and has the lane's pages writable can still change bytes under a reader:
 //! that is outside of what can be promised by anyone who shares memory, and costs no more than wrong bytes.
 
+use std::ops::Range;
+
 use seriatim_ring::lane::{INLINE, INLINE_WORDS, Room};
 use seriatim_ring::sync::{AtomicU64, wrote};
 use twox_hash::XxHash3_64;
@@ -116,9 +118,34 @@ pub(crate) fn room_mut<'a>(words: &'a [AtomicU64], room: &'a mut Room) -> &'a mu
 #[inline]
 pub(crate) fn read(words: &[AtomicU64], len: usize) -> &[u8] {
     assert!(len <= size_of_val(words));
+    #[cfg(test)]
+    counted::add(len);
     // SAFETY: [B1, B2] the words are at least `len` bytes, and the caller hands the slice out for no longer than they
     // stay as they are.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), len) }
+}
+
+/// Bytes of the same words from one on, which is at a multiple of 8.
+pub(crate) fn part(words: &[AtomicU64], range: Range<usize>) -> &[u8] {
+    debug_assert!(range.start.is_multiple_of(8));
+    read(&words[range.start / 8..], range.len())
+}
+
+/// How many bytes of a mapping this thread was handed: for tests that show who reads what.
+#[cfg(test)]
+pub(crate) mod counted {
+    use std::cell::Cell;
+
+    thread_local!(static BYTES: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn add(len: usize) {
+        BYTES.with(|bytes| bytes.set(bytes.get() + len as u64));
+    }
+
+    /// So far.
+    pub(crate) fn bytes() -> u64 {
+        BYTES.with(Cell::get)
+    }
 }
 
 /// The first `len` bytes of copied words.

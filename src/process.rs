@@ -12,6 +12,9 @@ use std::fs::File;
 use std::io;
 use std::time::Duration;
 
+use seriatim_ring::control::Party;
+use seriatim_ring::sync::Ordering;
+
 use crate::sys;
 
 /// A process as it said itself who it is.
@@ -93,6 +96,12 @@ impl Process {
         let pid = std::process::id();
         let started = sys::sees_its_namespace().then(|| sys::start_time_of(pid)).flatten();
         Process { pid, started: started.unwrap_or(0) }
+    }
+
+    /// The process of a party, as it says itself.
+    pub(crate) fn of(party: &Party) -> Process {
+        let pid = party.pid.load(Ordering::Relaxed) as u32;
+        Process { pid, started: party.started.load(Ordering::Relaxed) }
     }
 
     /// Whether it is a process of this pid namespace, and there.

@@ -10,6 +10,7 @@ use seriatim_ring::control::{LaneEntry, ProducerRole, Want};
 use seriatim_ring::incarnations::RESERVED;
 use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
 use seriatim_ring::order::Look;
+use seriatim_ring::parts::{Address, Extent, Span, entry as table_entry, head as table_head, table_bytes};
 use seriatim_ring::sequencer::{has_ordered, published};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
@@ -123,6 +124,25 @@ pub enum SubmitError {
     ReservedKind {
         /// The kind.
         kind: u16,
+    },
+    /// The region was created without [ranks](crate::Config::ranks): no command is for one worker, or has parts.
+    #[error("this region was created without ranks: no command in it is for one worker or has parts")]
+    NoRanks,
+    /// There is no such rank.
+    #[error("rank {rank} does not exist in this region: its ranks are 0 to {}", .ranks - 1)]
+    UnknownRank {
+        /// The rank.
+        rank: u16,
+        /// How many ranks the region has.
+        ranks: u16,
+    },
+    /// There is not a part for each rank, and nothing else.
+    #[error("a command of {parts} parts, expected {ranks}, one for each rank of the region")]
+    WrongParts {
+        /// How many parts there are.
+        parts: usize,
+        /// How many ranks the region has.
+        ranks: u16,
     },
     /// The batch is more than one ticket can name.
     #[error(
@@ -390,6 +410,13 @@ impl Producer {
         self.writer.queued().wrapping_sub(self.base)
     }
 
+    /// Among how many workers a command can be divided: as many parts has one that is, and ranks are numbers below this.
+    /// 0 in a region [without](crate::Config::ranks).
+    #[must_use]
+    pub fn ranks(&self) -> u16 {
+        self.region.ranks()
+    }
+
     /// The longest payload in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {
@@ -416,7 +443,7 @@ impl Producer {
     pub fn try_submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         match self.submit_plain(kind, payload) {
             Some(index) => Ok(index),
-            None => self.attempt(kind, payload).map_err(|error| self.name_culprit(error)),
+            None => self.attempt(Address::ALL, kind, payload).map_err(|error| self.name_culprit(error)),
         }
     }
 
@@ -429,7 +456,7 @@ impl Producer {
     pub fn submit(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         match self.submit_plain(kind, payload) {
             Some(index) => Ok(index),
-            None => self.waiting(None, |me| me.attempt(kind, payload)),
+            None => self.waiting(None, |me| me.attempt(Address::ALL, kind, payload)),
         }
     }
 
@@ -440,7 +467,7 @@ impl Producer {
     pub fn submit_deadline(&mut self, kind: u16, payload: &[u8], at: Instant) -> Result<u64, SubmitError> {
         match self.submit_plain(kind, payload) {
             Some(index) => Ok(index),
-            None => self.waiting(Some(at), |me| me.attempt(kind, payload)),
+            None => self.waiting(Some(at), |me| me.attempt(Address::ALL, kind, payload)),
         }
     }
 
@@ -463,6 +490,11 @@ impl Producer {
     /// [`SubmitError::Duplicate`] if `index` lies before [`next_index`](Self::next_index), [`SubmitError::Gap`]
     /// if it lies beyond; else as [`submit`](Self::submit).
     pub fn submit_at(&mut self, index: u64, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
+        self.check_index(index)?;
+        self.submit(kind, payload).map(drop)
+    }
+
+    fn check_index(&self, index: u64) -> Result<(), SubmitError> {
         let next = self.next_index();
         match index.cmp(&next) {
             std::cmp::Ordering::Less => {
@@ -473,8 +505,261 @@ impl Producer {
                 Err(SubmitError::Duplicate { index, next })
             }
             std::cmp::Ordering::Greater => Err(SubmitError::Gap { index, next }),
-            std::cmp::Ordering::Equal => self.submit(kind, payload).map(drop),
+            std::cmp::Ordering::Equal => Ok(()),
         }
+    }
+
+    /// Submits a command to the worker of one rank alone, if there is room: all workers pass its index, and that one gets
+    /// it and reads it. If no worker has that rank there, nobody does: a newcomer gets what follows its own
+    /// [`Joined`](crate::Event::Joined), unless it is the only one.
+    ///
+    /// # Errors
+    /// [`SubmitError::UnknownRank`], [`SubmitError::NoRanks`]; else as [`try_submit`](Self::try_submit).
+    pub fn try_submit_to(&mut self, rank: u16, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        let address = self.address_of(rank)?;
+        self.attempt(address, kind, payload).map_err(|error| self.name_culprit(error))
+    }
+
+    /// As [`try_submit_to`](Self::try_submit_to), waiting for room as long as it takes.
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new().ranks(2))?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let workers = [0, 1].map(|rank| {
+    ///     Worker::join_with(&region, &format!("w{rank}"), &JoinOptions::new().rank(rank)).unwrap()
+    /// });
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// producer.submit(1, b"for both")?;
+    /// producer.submit_to(1, 2, b"for the second")?;
+    /// sequencer.close()?;
+    /// let got = workers.map(|worker| {
+    ///     let mut kinds = Vec::new();
+    ///     worker.run(|event| if let Event::Command(command) = event { kinds.push(command.kind) }).unwrap();
+    ///     kinds
+    /// });
+    /// assert_eq!(got, [vec![1], vec![1, 2]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`SubmitError::UnknownRank`], [`SubmitError::NoRanks`]; else as [`submit`](Self::submit).
+    pub fn submit_to(&mut self, rank: u16, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        let address = self.address_of(rank)?;
+        self.waiting(None, |me| me.attempt(address, kind, payload))
+    }
+
+    /// As [`try_submit_to`](Self::try_submit_to), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn submit_to_deadline(
+        &mut self,
+        rank: u16,
+        kind: u16,
+        payload: &[u8],
+        at: Instant,
+    ) -> Result<u64, SubmitError> {
+        let address = self.address_of(rank)?;
+        self.waiting(Some(at), |me| me.attempt(address, kind, payload))
+    }
+
+    /// As [`submit_to`](Self::submit_to), for what the caller counts as its `index`th command.
+    ///
+    /// # Errors
+    /// As [`submit_at`](Self::submit_at) and [`submit_to`](Self::submit_to).
+    pub fn submit_to_at(
+        &mut self,
+        index: u64,
+        rank: u16,
+        kind: u16,
+        payload: &[u8],
+    ) -> Result<(), SubmitError> {
+        self.check_index(index)?;
+        self.submit_to(rank, kind, payload).map(drop)
+    }
+
+    /// Submits one command with what all workers share of it and a part for each rank, if there is room: one index, at
+    /// which each worker that has a rank gets `shared` as [`payload`](crate::Command::payload) and the part of its rank as
+    /// [`part`](crate::Command::part), and reads nothing of the others'.
+    ///
+    /// Each byte is copied once, into the lane, where shared and parts lie one after the other at multiples of 64,
+    /// behind a table of 24 bytes and 16 for each rank. All of that is one payload, of the length that
+    /// [`max_payload`](Self::max_payload) allows.
+    ///
+    /// # Errors
+    /// [`SubmitError::WrongParts`] unless there are as many parts as the region has [ranks](Self::ranks),
+    /// [`SubmitError::NoRanks`] if it has none; else as [`try_submit`](Self::try_submit).
+    ///
+    /// # Panics
+    /// If a part has another length when it is asked for its bytes again. Nothing is submitted then.
+    pub fn try_submit_parts<P: AsRef<[u8]>>(
+        &mut self,
+        kind: u16,
+        shared: &[u8],
+        parts: &[P],
+    ) -> Result<u64, SubmitError> {
+        self.submit_slices(kind, shared, parts, Some(Instant::now()))
+    }
+
+    /// As [`try_submit_parts`](Self::try_submit_parts), waiting for room as long as it takes.
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new().ranks(2))?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let workers = [0, 1].map(|rank| {
+    ///     Worker::join_with(&region, &format!("w{rank}"), &JoinOptions::new().rank(rank)).unwrap()
+    /// });
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// producer.submit_parts(7, b"load into t", &[&b"rows 0 to 9"[..], b"rows 10 and up"])?;
+    /// assert!(producer.submit_parts(7, b"", &[b"for whom?"]).is_err());
+    /// sequencer.close()?;
+    /// let parts = workers.map(|worker| {
+    ///     let mut got = Vec::new();
+    ///     worker.run(|event| {
+    ///         if let Event::Command(command) = event {
+    ///             assert_eq!(command.payload, b"load into t");
+    ///             got.extend(command.part.map(<[u8]>::to_vec));
+    ///         }
+    ///     }).unwrap();
+    ///     got
+    /// });
+    /// assert_eq!(parts, [[b"rows 0 to 9".to_vec()], [b"rows 10 and up".to_vec()]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`try_submit_parts`](Self::try_submit_parts), but never [`SubmitError::Full`].
+    ///
+    /// # Panics
+    /// As [`try_submit_parts`](Self::try_submit_parts).
+    pub fn submit_parts<P: AsRef<[u8]>>(
+        &mut self,
+        kind: u16,
+        shared: &[u8],
+        parts: &[P],
+    ) -> Result<u64, SubmitError> {
+        self.submit_slices(kind, shared, parts, None)
+    }
+
+    /// As [`try_submit_parts`](Self::try_submit_parts), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// As [`try_submit_parts`](Self::try_submit_parts).
+    ///
+    /// # Panics
+    /// As [`try_submit_parts`](Self::try_submit_parts).
+    pub fn submit_parts_deadline<P: AsRef<[u8]>>(
+        &mut self,
+        kind: u16,
+        shared: &[u8],
+        parts: &[P],
+        at: Instant,
+    ) -> Result<u64, SubmitError> {
+        self.submit_slices(kind, shared, parts, Some(at))
+    }
+
+    /// As [`submit_parts`](Self::submit_parts), for what the caller counts as its `index`th command.
+    ///
+    /// # Errors
+    /// As [`submit_at`](Self::submit_at) and [`submit_parts`](Self::submit_parts).
+    ///
+    /// # Panics
+    /// As [`try_submit_parts`](Self::try_submit_parts).
+    pub fn submit_parts_at<P: AsRef<[u8]>>(
+        &mut self,
+        index: u64,
+        kind: u16,
+        shared: &[u8],
+        parts: &[P],
+    ) -> Result<(), SubmitError> {
+        self.check_index(index)?;
+        self.submit_parts(kind, shared, parts).map(drop)
+    }
+
+    fn submit_slices<P: AsRef<[u8]>>(
+        &mut self,
+        kind: u16,
+        shared: &[u8],
+        parts: &[P],
+        deadline: Option<Instant>,
+    ) -> Result<u64, SubmitError> {
+        let bytes = |which: Option<usize>| which.map_or(shared, |rank| parts[rank].as_ref());
+        self.submit_laid(
+            kind,
+            parts.len(),
+            |which| bytes(which).len(),
+            deadline,
+            |which, claim, range| {
+                // First: whoever is asked for its bytes may fork, and the room is the parent's then.
+                let bytes = bytes(which);
+                claim[range].copy_from_slice(bytes);
+                Ok(())
+            },
+        )
+    }
+
+    /// Submits a command with parts, waiting for room until the deadline if there is one. What all get is `None`, the
+    /// others are the parts: of each `len` says how long it is, and then `write` writes it into that range of the claim.
+    pub(crate) fn submit_laid<E: From<SubmitError>>(
+        &mut self,
+        kind: u16,
+        parts: usize,
+        len: impl Fn(Option<usize>) -> usize,
+        deadline: Option<Instant>,
+        mut write: impl FnMut(Option<usize>, &mut Claim<'_>, Range<usize>) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        check_kind(kind)?;
+        let ranks = self.some_ranks()?;
+        if parts != usize::from(ranks) {
+            return Err(SubmitError::WrongParts { parts, ranks }.into());
+        }
+        let each = || std::iter::once(None).chain((0..parts).map(Some));
+        let mut extent = Extent::of_table(parts);
+        for which in each() {
+            extent.add(len(which));
+        }
+        let bytes = usize::try_from(extent.bytes()).unwrap_or(usize::MAX);
+        let digests = self.digests;
+        let mut claim = self.claim_for(Address::PARTS, kind, bytes, deadline)?;
+        claim.covered = table_bytes(parts);
+        let mut extent = Extent::of_table(parts);
+        for which in each() {
+            let len = len(which);
+            let offset = extent.add(len) as usize;
+            let range = offset..offset.saturating_add(len);
+            assert!(range.end <= bytes, "part {which:?} has {len} bytes, more than when it was asked before");
+            write(which, &mut claim, range.clone())?;
+            let digest = digests.of(&claim[range]);
+            // Of a payload that a lane has room for.
+            let span = Span { offset: offset as u32, len: len as u32, digest };
+            match which {
+                None => put_words(&mut claim, 0, table_head(ranks, span.len, span.digest)),
+                Some(part) => {
+                    let (at, words) = table_entry(part, span);
+                    put_words(&mut claim, at, words);
+                }
+            }
+        }
+        assert_eq!(extent.bytes(), bytes as u64, "parts are shorter than when they were asked before");
+        Ok(claim.commit()?)
+    }
+
+    /// How many ranks there are, if there are any.
+    pub(crate) fn some_ranks(&self) -> Result<u16, SubmitError> {
+        match self.ranks() {
+            0 => Err(SubmitError::NoRanks),
+            ranks => Ok(ranks),
+        }
+    }
+
+    /// The address of a rank that there is.
+    fn address_of(&self, rank: u16) -> Result<Address, SubmitError> {
+        let ranks = self.some_ranks()?;
+        if rank < ranks { Ok(Address::rank(rank)) } else { Err(SubmitError::UnknownRank { rank, ranks }) }
     }
 
     /// Submits commands, each a kind and a payload, with one ticket, all or none, if there is room: they get consecutive
@@ -518,7 +803,7 @@ impl Producer {
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
         check_kind(kind)?;
         let (room, ahead) = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
-        Ok(Claim::new(self, room, ahead, kind))
+        Ok(Claim::new(self, room, ahead, kind, Address::ALL))
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room as long as it takes.
@@ -526,9 +811,7 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`], but never [`SubmitError::Full`].
     pub fn claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
-        check_kind(kind)?;
-        let (room, ahead) = self.waiting(None, |me| me.attempt_claim(len))?;
-        Ok(Claim::new(self, room, ahead, kind))
+        self.claim_for(Address::ALL, kind, len, None)
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room until the deadline.
@@ -536,9 +819,31 @@ impl Producer {
     /// # Errors
     /// [`SubmitError`].
     pub fn claim_deadline(&mut self, kind: u16, len: usize, at: Instant) -> Result<Claim<'_>, SubmitError> {
+        self.claim_for(Address::ALL, kind, len, Some(at))
+    }
+
+    /// As [`claim_deadline`](Self::claim_deadline), for the worker of one rank.
+    pub(crate) fn claim_to(
+        &mut self,
+        rank: u16,
+        kind: u16,
+        len: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Claim<'_>, SubmitError> {
+        let address = self.address_of(rank)?;
+        self.claim_for(address, kind, len, deadline)
+    }
+
+    fn claim_for(
+        &mut self,
+        address: Address,
+        kind: u16,
+        len: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Claim<'_>, SubmitError> {
         check_kind(kind)?;
-        let (room, ahead) = self.waiting(Some(at), |me| me.attempt_claim(len))?;
-        Ok(Claim::new(self, room, ahead, kind))
+        let (room, ahead) = self.waiting(deadline, |me| me.attempt_claim(len))?;
+        Ok(Claim::new(self, room, ahead, kind, address))
     }
 
     /// Submits a command whose payload lies in its cell, if nothing stands against that; else nothing has happened, and
@@ -550,7 +855,7 @@ impl Producer {
         }
         let Producer { parts, writer, digests, .. } = self;
         let cell = writer.reserve_inline(parts.lane(), &parts.entry().released, 1).ok()?;
-        put_inline(writer, parts.lane(), cell, *digests, kind, payload);
+        put_inline(writer, parts.lane(), cell, *digests, Address::ALL, kind, payload);
         if self.enqueue(1).is_err() {
             self.writer.abandon();
             return None;
@@ -560,15 +865,15 @@ impl Producer {
 
     /// One attempt to submit a command.
     #[inline(never)]
-    fn attempt(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+    fn attempt(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         check_kind(kind)?;
-        self.attempt_any(kind, payload)
+        self.attempt_any(address, kind, payload)
     }
 
     /// As [`attempt`](Self::attempt), with a kind of Seriatim's own as well.
-    fn attempt_any(&mut self, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+    fn attempt_any(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         self.may_go_on()?;
-        self.put(kind, payload)?;
+        self.put(address, kind, payload)?;
         self.queue().map(|range| range.start)
     }
 
@@ -607,7 +912,8 @@ impl Producer {
                 undo.0.writer.abandon();
                 return undo.0.attempt_batch_outside(commands);
             }
-            put_inline(&undo.0.writer, undo.0.parts.lane(), cell, digests, *kind, payload);
+            let lane = undo.0.parts.lane();
+            put_inline(&undo.0.writer, lane, cell, digests, Address::ALL, *kind, payload);
         }
         undo.0.queue()
     }
@@ -632,14 +938,14 @@ impl Producer {
             // As in `attempt_batch`.
             self.may_go_on()?;
             check_kind(*kind)?;
-            self.put(*kind, payload)?;
+            self.put(Address::ALL, *kind, payload)?;
         }
         self.queue()
     }
 
     /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing is reserved.
     #[inline(always)]
-    fn put(&mut self, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
+    fn put(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
         let Producer { parts, writer, digests, .. } = self;
         let (lane, released) = (parts.lane(), &parts.entry().released);
         if payload.len() <= INLINE {
@@ -647,7 +953,7 @@ impl Producer {
                 Ok(cell) => cell,
                 Err(why) => return Err(self.no_room(why)),
             };
-            put_inline(writer, lane, cell, *digests, kind, payload);
+            put_inline(writer, lane, cell, *digests, address, kind, payload);
             return Ok(());
         }
         if payload.len() as u64 > lane.max_payload() {
@@ -659,7 +965,7 @@ impl Producer {
         };
         payload::write(lane.room(&room), payload);
         crash_point!("submit.payload");
-        writer.fill(lane, &room, kind, digests.of(payload));
+        writer.fill_to(address, lane, &room, kind, digests.of(payload));
         Ok(())
     }
 
@@ -686,7 +992,7 @@ impl Producer {
         payload: &[u8],
         deadline: Option<Instant>,
     ) -> Result<u64, SubmitError> {
-        self.waiting(deadline, |me| me.attempt_any(kind, payload))
+        self.waiting(deadline, |me| me.attempt_any(Address::ALL, kind, payload))
     }
 
     /// The index of its lane.
@@ -1041,10 +1347,25 @@ impl Digests {
 
 /// Writes a command whose payload lies in its cell, which is reserved.
 #[inline(always)]
-fn put_inline(writer: &LaneWriter, lane: &Lane<'_>, cell: u64, digests: Digests, kind: u16, payload: &[u8]) {
-    let shape = Shape { len: payload.len() as u32, kind, digest: digests.of(payload) };
+fn put_inline(
+    writer: &LaneWriter,
+    lane: &Lane<'_>,
+    cell: u64,
+    digests: Digests,
+    address: Address,
+    kind: u16,
+    payload: &[u8],
+) {
+    let shape = Shape { len: payload.len() as u32, kind, address, digest: digests.of(payload) };
     writer.put_inline(lane, cell, shape, |words| payload::write_inline(words, payload));
     crash_point!("submit.payload");
+}
+
+/// Writes words of a table into the room for it.
+fn put_words<const N: usize>(room: &mut [u8], at: usize, words: [u64; N]) {
+    for (bytes, word) in room[at..].chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_ne_bytes());
+    }
 }
 
 /// Reserves room for a payload, and asks for more before there is none.
@@ -1103,13 +1424,23 @@ pub struct Claim<'a> {
     /// The producer's writer with the room reserved: it becomes the producer's own when the command is submitted.
     ahead: LaneWriter,
     kind: u16,
+    address: Address,
+    /// How many of its bytes its digest covers.
+    covered: usize,
     /// What a forked child of its owner gets instead of the room.
     aside: OnceCell<Box<[u8]>>,
 }
 
 impl<'a> Claim<'a> {
-    fn new(producer: &'a mut Producer, room: Room, ahead: LaneWriter, kind: u16) -> Claim<'a> {
-        Claim { producer, room, ahead, kind, aside: OnceCell::new() }
+    fn new(
+        producer: &'a mut Producer,
+        room: Room,
+        ahead: LaneWriter,
+        kind: u16,
+        address: Address,
+    ) -> Claim<'a> {
+        let covered = room.len as usize;
+        Claim { producer, room, ahead, kind, address, covered, aside: OnceCell::new() }
     }
 }
 
@@ -1121,10 +1452,10 @@ impl Claim<'_> {
     pub fn commit(self) -> Result<u64, SubmitError> {
         // It may have been made before a fork.
         self.producer.may_go_on()?;
-        let digest = self.producer.digests.of(&self);
-        let Claim { producer, room, ahead, kind, .. } = self;
+        let digest = self.producer.digests.of(&self[..self.covered]);
+        let Claim { producer, room, ahead, kind, address, .. } = self;
         producer.writer = ahead;
-        producer.writer.fill(producer.parts.lane(), &room, kind, digest);
+        producer.writer.fill_to(address, producer.parts.lane(), &room, kind, digest);
         producer.queue().map(|range| range.start)
     }
 }

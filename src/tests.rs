@@ -18,6 +18,7 @@ mod agreement;
 mod flood;
 #[cfg(feature = "serde")]
 mod incarnations;
+mod parts;
 mod poison;
 
 /// A region and its sequencer, turned by hand.
@@ -293,6 +294,7 @@ fn the_digest_of_a_worker_is_that_of_what_it_saw() {
             index: c.index,
             len: c.payload.len() as u32,
             kind: c.kind,
+            address: c.address,
             payload: payload_digest(c.payload),
         };
         expected = Some(digest::fold(c.digest.0, folded));

@@ -3,7 +3,8 @@
 //! ```text
 //! order      commit words in their slots, each run begins where the one before ends, published lies on one
 //! lanes      released <= ordered, no more outstanding than there are cells, runs of a lane follow each other
-//! cells      what is held can be read, and payloads have the digests that their producers took, if they did
+//! cells      what is held can be read, and payloads, each body and each part, have the digests that their producers took,
+//!            if they did; they are for ranks that there are
 //! tickets    name lanes that exist, and no more than these have outstanding
 //! digests    recomputed from the anchor; each worker's is that of its index, and so is who is current
 //! terms      of incarnations that were claimed, or ended where the order goes
@@ -20,6 +21,7 @@ use seriatim_ring::gate::Past;
 use seriatim_ring::incarnations::{Current, HIGHEST, TermState};
 use seriatim_ring::lane::Entry;
 use seriatim_ring::order::{Follower, Look, Run};
+use seriatim_ring::parts::{Address, BadTable};
 use seriatim_ring::sequencer::{gate, published};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::Ticket;
@@ -29,6 +31,7 @@ use crate::agreement::{Agreement, Reporter};
 use crate::config::DigestOf;
 use crate::fold::{Fold, own_digest};
 use crate::name::Name;
+use crate::parts;
 use crate::payload::{bytes_of, payload_digest};
 use crate::region::Region;
 use crate::region::map::Map;
@@ -334,6 +337,13 @@ impl<'a> Walk<'a> {
                 return Some(format!("{} is {}, expected {} at most", bad.field, bad.found, bad.limit));
             }
         };
+        let ranks = if lane == OWN_LANE { 0 } else { map.ranks() };
+        if !entry.address().is_within(ranks) {
+            return Some(format!("address is {}, expected {ranks} at most", entry.address().code()));
+        }
+        if entry.address() == Address::PARTS {
+            return self.wrong_with_parts(lane, &entry);
+        }
         let found = match (lane, self.digest_of) {
             (OWN_LANE, _) => own_digest(map, &entry),
             (_, DigestOf::Payload) => copied_digest(map, lane, &entry),
@@ -343,6 +353,15 @@ impl<'a> Walk<'a> {
         let expected = entry.digest;
         (found != expected)
             .then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
+    }
+
+    fn wrong_with_parts(&self, lane: u16, entry: &Entry) -> Option<String> {
+        let words = copied(self.map, lane, entry);
+        let bytes = bytes_of(&words, entry.len as usize);
+        let has_digests = self.digest_of == DigestOf::Payload;
+        let bad = parts::check_all(&words, bytes, entry, self.map.ranks(), has_digests).err()?;
+        let BadTable { field, found, expected } = bad;
+        Some(format!("{field} is {found}, expected {expected}"))
     }
 
     fn check_tickets(&self) -> Check {
@@ -504,9 +523,13 @@ fn cursors(map: &Map) -> Vec<Cursor> {
 
 /// The digest of a payload that no gate of ours keeps: of a copy, by words.
 fn copied_digest(map: &Map, lane: u16, entry: &Entry) -> u64 {
+    payload_digest(bytes_of(&copied(map, lane, entry), entry.len as usize))
+}
+
+fn copied(map: &Map, lane: u16, entry: &Entry) -> Vec<u64> {
     let mut words = vec![0; (entry.len as usize).div_ceil(8)];
     map.lane(lane).copy(entry, &mut words);
-    payload_digest(bytes_of(&words, entry.len as usize))
+    words
 }
 
 #[cfg(test)]
@@ -605,7 +628,7 @@ mod tests {
             (damaged(&region, slot(last, 1), |first| first + 1), "first index is"),
             (damaged(&region, slot(last, 2), |what| what | 0x3ff << 54), "lane is 1023"),
             (damaged(&region, slot(last, 3), |cell| cell + 1), "begins at cell"),
-            (damaged(&region, cell(1, 4, 0), |head| head | 1 << 60), "flags is"),
+            (damaged(&region, cell(1, 4, 0), |head| head | 1 << 60), "address is 4096, expected 0"),
             (damaged(&region, cell(1, 4, 1), |digest| digest ^ 1), "payload digest is"),
             (damaged(&region, cell(1, 2, 3), |inline| inline ^ 1 << 63), "payload digest is"),
             (damaged(&region, |layout| layout.lane(2).bytes + 64, |bytes| bytes ^ 1), "payload digest is"),

@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::ProducerRole;
 use seriatim_ring::event::{Event as Own, OWN_LANE};
+use seriatim_ring::parts::Address;
 use seriatim_ring::reports::Report;
 use seriatim_ring::sequencer::{published, start_of};
 use seriatim_ring::sync::Ordering;
@@ -26,7 +26,6 @@ use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::pacer::Pacer;
-use crate::payload;
 use crate::policy::WorkerPolicy;
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
@@ -44,6 +43,7 @@ pub struct JoinOptions {
     by_hand: bool,
     policy: WorkerPolicy,
     check_payloads: bool,
+    rank: Option<u16>,
 }
 
 impl Default for JoinOptions {
@@ -55,6 +55,7 @@ impl Default for JoinOptions {
             by_hand: false,
             policy: WorkerPolicy::Gate,
             check_payloads: false,
+            rank: None,
         }
     }
 }
@@ -88,6 +89,19 @@ impl JoinOptions {
     /// region without such digests ([`DigestOf`]) who asks for this does not get in.
     pub fn check_payloads(mut self, yes: bool) -> Self {
         self.check_payloads = yes;
+        self
+    }
+
+    /// The worker's rank, below the region's [`Config::ranks`](crate::Config::ranks): it gets what is submitted
+    /// [to that rank alone](crate::Producer::submit_to), and its part of commands that have
+    /// [a part for each](crate::Producer::submit_parts). One live worker has a rank at a time; who comes after it, under
+    /// whatever name, asks for it again.
+    ///
+    /// Default: none. Such a worker passes over what is for one rank or has parts, as each passes over what is for
+    /// another: it has its index, is in the digest, and is no event. It does not get what all have in common of a command
+    /// with parts, for that is half a command, and cannot be told from a whole one by its bytes.
+    pub fn rank(mut self, rank: u16) -> Self {
+        self.rank = Some(rank);
         self
     }
 
@@ -208,7 +222,7 @@ pub struct Worker {
     by_hand: bool,
     /// The cursor as stored.
     released: Seq,
-    /// Commands since then that nobody gets.
+    /// Commands since then that it does not get.
     void_since: u64,
     superseded: u64,
     closed: bool,
@@ -237,9 +251,13 @@ impl Worker {
     /// As [`join`](Self::join), with options.
     ///
     /// # Errors
-    /// As [`join`](Self::join).
+    /// As [`join`](Self::join); a living worker has the rank, or the region has none such.
     pub fn join_with(region: &Region, name: &str, options: &JoinOptions) -> Result<Worker, AttachError> {
         let name = Name::new(name)?;
+        let ranks = region.geometry().ranks;
+        if let Some(rank) = options.rank.filter(|&rank| u64::from(rank) >= ranks) {
+            return Err(AttachError::UnknownRank { path: region.path().into(), rank, ranks });
+        }
         let digest_of = region.digest_of();
         if options.check_payloads && digest_of != DigestOf::Payload {
             return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
@@ -248,7 +266,8 @@ impl Worker {
         // Before it gates: it may take a while.
         region.enter_all();
         region.enter(&[Part::Channel], []);
-        let seat = take_seat::<OnWorkerPage>(region, name, ProducerRole::default(), options.timeout)?;
+        let seat =
+            take_seat::<OnWorkerPage>(region, name, Address::of_worker(options.rank), options.timeout)?;
         let map = region.map();
         // Those of its pages that it has not written yet, too.
         region.enter(&[Part::Worker(seat.index)], []);
@@ -263,7 +282,7 @@ impl Worker {
         Ok(Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
-            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends(),
+            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends().of_rank(options.rank),
             number: member.number.load(Ordering::Relaxed),
             first,
             wait: options.wait,
@@ -294,6 +313,12 @@ impl Worker {
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Its rank, if it joined with one.
+    #[must_use]
+    pub fn rank(&self) -> Option<u16> {
+        self.fold.rank()
     }
 
     /// The first index that is delivered to it.
@@ -584,8 +609,8 @@ impl Worker {
             if met.lane == OWN_LANE {
                 self.note_end(&met);
             }
-            if met.said == Said::Void {
-                self.pass_over();
+            if matches!(met.said, Said::Void | Said::Elsewhere) {
+                self.pass_over(&met);
                 continue;
             }
             // Before its first index a newcomer only folds.
@@ -616,11 +641,16 @@ impl Worker {
         true
     }
 
-    /// Notes a command of a superseded controller.
-    #[cold]
-    fn pass_over(&mut self) {
-        self.superseded += 1;
+    /// Notes a command that it does not get: of a superseded controller, or for another worker.
+    #[inline]
+    fn pass_over(&mut self, met: &Met) {
         self.void_since += 1;
+        self.superseded += u64::from(met.said == Said::Void);
+        if met.said == Said::Elsewhere
+            && let Some(pacer) = &mut self.pacer
+        {
+            pacer.passed(&self.region, met.seq);
+        }
     }
 
     /// Says how far it is, before there is nothing more to do.
@@ -664,22 +694,11 @@ impl Worker {
     fn event(&self, met: &Met) -> Event<'_> {
         let producer = met.owner.number;
         match met.said {
-            _ if met.lane == OWN_LANE => return Event::of_own(met.seq, met.entry.kind, met.own),
-            Said::Hello(hello) => return Event::of_hello(met.seq, producer, hello),
-            Said::Initialized => return Event::Initialized { seq: met.seq, producer },
-            Said::Command | Said::Void => {}
+            _ if met.lane == OWN_LANE => Event::of_own(met.seq, met.entry.kind, met.own),
+            Said::Hello(hello) => Event::of_hello(met.seq, producer, hello),
+            Said::Initialized => Event::Initialized { seq: met.seq, producer },
+            Said::Command | Said::Elsewhere | Said::Void => Event::Command(met.command(self.region.map())),
         }
-        Event::Command(Command {
-            seq: met.seq,
-            producer,
-            index: met.entry.cell.wrapping_sub(met.owner.base),
-            kind: met.entry.kind,
-            payload: payload::read(
-                self.region.map().lane(met.lane).payload(&met.entry),
-                met.entry.len as usize,
-            ),
-            digest: Digest(met.before),
-        })
     }
 
     /// Says that everything that was delivered is done with: its room can be used again. Happens by itself, unless the
@@ -722,7 +741,8 @@ impl Worker {
     ///
     /// The fingerprint is a number of the caller's choice that follows from its state, and is the same wherever the state
     /// is: a hash of it, a count, a checksum that goes along. What is no part of it is what workers need not have in
-    /// common, like their names, clocks, or addresses; and of one who joined later, what it began without.
+    /// common, like their names, clocks, or addresses; of one who joined later, what it began without; and of workers with
+    /// [ranks](JoinOptions::rank), what is for one of them alone.
     ///
     /// Only reports for the same index are compared, so workers should report at indexes that follow from the order
     /// alone: after every event, at every hundredth index, after commands of a kind. Who reports every index is told

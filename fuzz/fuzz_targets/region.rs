@@ -29,7 +29,7 @@ use tempfile::TempDir;
 const MEMORY: &str = "/dev/shm";
 
 /// Bytes of the header before its digest.
-const HEADER: usize = 144;
+const HEADER: usize = 152;
 
 /// The images, and where their sections begin.
 struct Setting {

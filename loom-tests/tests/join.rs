@@ -6,6 +6,7 @@ use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, name};
 use seriatim_loom_tests::{Traced, model};
 use seriatim_ring::Seq;
 use seriatim_ring::control::{ProducerRole, Verdict};
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Orderer, Standing, stand_all, standing, start_of};
 use seriatim_ring::sync::Ordering;
 use std::sync::Arc;
@@ -91,7 +92,9 @@ fn who_is_let_in_sees_where_it_starts() {
         let generation = memory.workers[1].party.ask(memory.bells.requests_word());
         let sequencer = {
             let memory = Arc::clone(&memory);
-            thread::spawn(move || orderer.join(&memory.shared(), 1, generation, name(2)).unwrap())
+            thread::spawn(move || {
+                orderer.join(&memory.shared(), 1, generation, name(2), Address::ALL).unwrap()
+            })
         };
         let member = &memory.members[1];
         match member.answer.get(generation) {
@@ -127,7 +130,7 @@ fn a_newcomer_gates_where_it_starts_until_it_begins() {
         assert!(orderer.announce(&s));
         let anchor = orderer.anchor();
         let generation = memory.workers[1].party.ask(memory.bells.requests_word());
-        orderer.join(&s, 1, generation, name(3)).unwrap();
+        orderer.join(&s, 1, generation, name(3), Address::ALL).unwrap();
         // The first worker reads on, less far than the predecessor had: the newcomer is the slowest.
         let mut first = Worker::at_cursor(&memory, 0);
         (0..2).for_each(|_| drop(first.poll().unwrap().unwrap()));
@@ -205,7 +208,9 @@ fn who_begins_where_others_ended_is_waited_for() {
         let generation = memory.workers[1].party.ask(memory.bells.requests_word());
         let sequencer = {
             let memory = Arc::clone(&memory);
-            thread::spawn(move || orderer.join(&memory.shared(), 1, generation, name(2)).unwrap())
+            thread::spawn(move || {
+                orderer.join(&memory.shared(), 1, generation, name(2), Address::ALL).unwrap()
+            })
         };
         match standing(&memory.members[1], &memory.workers[1], held) {
             Standing::Nobody => outcomes.note("nobody"),
@@ -295,7 +300,7 @@ fn a_newcomer_comes_to_the_same_digests() {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
                 let s = memory.shared();
-                let first = orderer.join(&s, 1, generation, name(2)).unwrap();
+                let first = orderer.join(&s, 1, generation, name(2), Address::ALL).unwrap();
                 orderer.turn(&s, 1);
                 orderer.free(&s);
                 first

@@ -4,7 +4,7 @@
 //! sequencer writes   Control      epoch, state, published, anchor, poison
 //!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
-//! worker writes      WorkerPage   cursor, request, name, pace, reports
+//! worker writes      WorkerPage   cursor, request, name, rank, pace, reports
 //! producer writes    LanePage     claims, request, name, role, refusals
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
@@ -18,6 +18,7 @@ use crate::gate::{Cursor, Snapshot};
 use crate::lane::Claimed;
 use crate::pace::Pace;
 use crate::pad::Padded;
+use crate::parts::Address;
 use crate::reports::{REPORTS, Reports};
 use crate::seq::Seq;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -197,10 +198,13 @@ pub enum Verdict {
     Busy,
     /// The name is that of a producer with another role.
     OtherRole,
+    /// A living worker has this rank, or there is none such.
+    RankTaken,
 }
 
 impl Verdict {
-    const ALL: [Verdict; 4] = [Verdict::Granted, Verdict::NameTaken, Verdict::Busy, Verdict::OtherRole];
+    const ALL: [Verdict; 5] =
+        [Verdict::Granted, Verdict::NameTaken, Verdict::Busy, Verdict::OtherRole, Verdict::RankTaken];
 }
 
 /// The sequencer's answer to the request of one generation.
@@ -352,6 +356,10 @@ pub struct MemberEntry {
     pub former_name: NameCell,
     /// How long the sequencer saw it stand although it had something to do, in nanoseconds.
     pub stood_ns: AtomicU64,
+    /// The code of the [`Address`] that reaches it alone: its rank plus 1, or 0.
+    pub address: AtomicU64,
+    /// That of `former`.
+    pub former_address: AtomicU64,
 }
 
 impl MemberEntry {
@@ -374,7 +382,15 @@ impl MemberEntry {
             former: zero(),
             former_name: NameCell::new(),
             stood_ns: zero(),
+            address: zero(),
+            former_address: zero(),
         }
+    }
+
+    /// What reaches the slot's worker alone.
+    #[inline]
+    pub fn address(&self) -> Address {
+        Address::of_code(self.address.load(Ordering::Relaxed) as u16)
     }
 
     /// Whether the slot's worker gates. For the sequencer, whose own word this is.
@@ -405,6 +421,8 @@ pub struct Party {
     pub name: NameCell,
     /// A producer's [`ProducerRole`], by its code.
     pub role: AtomicU64,
+    /// The code of the [`Address`] that a worker wants for its own: its rank plus 1, or 0.
+    pub address: AtomicU64,
 }
 
 impl Party {
@@ -420,6 +438,7 @@ impl Party {
             started: zero(),
             name: NameCell::new(),
             role: zero(),
+            address: zero(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The chain digest: one history, one number.
 //!
 //! `h[n + 1] = fold(h[n], command n)`, where a command counts with its producer number, its per-producer
-//! index, its kind, its length and the digest that its producer took of the payload. Two parties with equal
+//! index, its kind, its length, whom it is for, and the digest that its producer took of the payload. Two parties with equal
 //! digests at an equal index have seen the same commands in the same order.
 //!
 //! The mixing step is the folded multiply of wyhash and rapidhash (Wang Yi, Nicolas De Carli; public domain): the two
@@ -9,6 +9,8 @@
 //! spread over the two factors: the payload's digest is mixed already, the others count with odd multipliers, so that
 //! the place grows by one addition from a command to the next of its producer. It is a checksum against mistakes and
 //! damage, not against an adversary.
+
+use crate::parts::Address;
 
 /// A digest of all commands before an index.
 pub type Chain = u64;
@@ -37,6 +39,8 @@ pub struct Folded {
     pub len: u32,
     /// The user's kind.
     pub kind: u16,
+    /// Whom it is for.
+    pub address: Address,
     /// Digest of the payload, taken by its producer.
     pub payload: u64,
 }
@@ -65,12 +69,13 @@ impl Place {
 #[inline]
 #[must_use]
 pub fn fold(before: Chain, command: Folded) -> Chain {
-    let shape = u64::from(command.len) | u64::from(command.kind) << 32;
+    let address = u64::from(command.address.code());
+    let shape = u64::from(command.len) | u64::from(command.kind) << 32 | address << 48;
     fold_at(before, Place::of(command.producer, command.index), shape, command.payload)
 }
 
-/// The same, for who knows the place already and has length and kind as a cell has them: the length in bits 0-31, the
-/// kind in bits 32-47.
+/// The same, for who knows the place already and has length, kind and address as a cell has them: the length in bits
+/// 0-31, the kind in bits 32-47, the address in bits 48-63.
 #[inline]
 #[must_use]
 pub fn fold_at(before: Chain, place: Place, shape: u64, payload: u64) -> Chain {
@@ -84,7 +89,7 @@ mod tests {
     extern crate std;
     use super::*;
 
-    const ONE: Folded = Folded { producer: 1, index: 2, len: 3, kind: 4, payload: 5 };
+    const ONE: Folded = Folded { producer: 1, index: 2, len: 3, kind: 4, address: Address::ALL, payload: 5 };
 
     #[test]
     fn every_field_counts() {
@@ -95,6 +100,8 @@ mod tests {
             fold(START, Folded { index: 3, ..ONE }),
             fold(START, Folded { len: 4, ..ONE }),
             fold(START, Folded { kind: 5, ..ONE }),
+            fold(START, Folded { address: Address::rank(0), ..ONE }),
+            fold(START, Folded { address: Address::PARTS, ..ONE }),
             fold(START, Folded { payload: 6, ..ONE }),
         ];
         assert!(others.iter().all(|&other| other != h));
@@ -110,7 +117,9 @@ mod tests {
             for (len, kind, payload) in
                 [(0, 0, 0), (1, 0, 0), (0, 1, 0), (32, 0, 0), (0, 0, 1), (0, 0, 1 << 63)]
             {
-                assert!(seen.insert(fold(START, Folded { producer, index, len, kind, payload })));
+                let one = Folded { producer, index, len, kind, address: Address::ALL, payload };
+                assert!(seen.insert(fold(START, one)));
+                assert!(seen.insert(fold(START, Folded { address: Address::rank(0), ..one })));
             }
         }
         // Numbers and indexes are counted up from 0: the highest bits of neither occur.

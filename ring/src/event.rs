@@ -1,13 +1,14 @@
 //! The sequencer's own commands: changes of the world, in the order like everything else.
 //!
 //! They lie in lane 0, without tickets, each in 56 bytes of the byte ring:
-//! `slot or lane (and a producer's role) │ number │ base or epoch │ name (4 words)`, and of `Poisoned`
-//! `slots, what │ index │ index after which, plus 1 │ numbers (2) │ what both said (2)`. The kind of the cell says
-//! which event it is.
+//! `slot or lane (and a producer's role, or a worker's rank) │ number │ base or epoch │ name (4 words)`, and of
+//! `Poisoned` `slots, what │ index │ index after which, plus 1 │ numbers (2) │ what both said (2)`. The kind of the cell
+//! says which event it is.
 
 use crate::control::{NameWords, ProducerRole};
 use crate::digest::{Folded, START, fold};
 use crate::pace::Finding;
+use crate::parts::Address;
 use crate::reports::Report;
 
 /// The sequencer's lane.
@@ -32,6 +33,8 @@ pub enum Event {
         number: u64,
         /// Its name.
         name: NameWords,
+        /// What reaches it alone, if it has a rank.
+        address: Address,
     },
     /// A worker no longer gates.
     Left {
@@ -41,6 +44,8 @@ pub enum Event {
         number: u64,
         /// Its name.
         name: NameWords,
+        /// What reached it alone, if it had a rank.
+        address: Address,
     },
     /// A lane has a new owner.
     Attached {
@@ -113,8 +118,12 @@ impl Event {
         let words = |a: u64, b: u64, c: u64, n: NameWords| [a, b, c, n[0], n[1], n[2], n[3]];
         let none = NameWords::default();
         match *self {
-            Event::Joined { slot, number, name } => (1, words(slot.into(), number, 0, name)),
-            Event::Left { slot, number, name } => (2, words(slot.into(), number, 0, name)),
+            Event::Joined { slot, number, name, address } => {
+                (1, words(u64::from(slot) | u64::from(address.code()) << 16, number, 0, name))
+            }
+            Event::Left { slot, number, name, address } => {
+                (2, words(u64::from(slot) | u64::from(address.code()) << 16, number, 0, name))
+            }
             Event::Attached { lane, number, base, name, role } => {
                 (3, words(u64::from(lane) | role.code() << 16, number, base, name))
             }
@@ -135,8 +144,8 @@ impl Event {
         let [slot, number, third, n0, n1, n2, n3] = *words;
         let (slot, above, name) = (slot as u16, slot >> 16, [n0, n1, n2, n3]);
         Some(match kind {
-            1 => Event::Joined { slot, number, name },
-            2 => Event::Left { slot, number, name },
+            1 => Event::Joined { slot, number, name, address: Address::of_code(above as u16) },
+            2 => Event::Left { slot, number, name, address: Address::of_code(above as u16) },
             3 => {
                 Event::Attached { lane: slot, number, base: third, name, role: ProducerRole::of_code(above)? }
             }
@@ -160,7 +169,8 @@ impl Event {
 #[must_use]
 pub fn digest(words: &[u64; WORDS]) -> u64 {
     let step = |h, (i, &w): (usize, &u64)| {
-        fold(h, Folded { producer: 0, index: i as u64, len: BYTES, kind: 0, payload: w })
+        let index = i as u64;
+        fold(h, Folded { producer: 0, index, len: BYTES, kind: 0, address: Address::ALL, payload: w })
     };
     words.iter().enumerate().fold(START, step)
 }
@@ -178,8 +188,9 @@ mod tests {
     fn every_event_survives_its_encoding() {
         let name = [1, 2, 3, 4];
         let events = [
-            Event::Joined { slot: 7, number: 8, name },
-            Event::Left { slot: 7, number: 8, name },
+            Event::Joined { slot: 7, number: 8, name, address: Address::ALL },
+            Event::Joined { slot: 7, number: 8, name, address: Address::rank(0) },
+            Event::Left { slot: 7, number: 8, name, address: Address::rank(1022) },
             Event::Attached { lane: 9, number: 10, base: u64::MAX, name, role: ProducerRole::Injector },
             Event::Attached { lane: 1000, number: 10, base: 0, name, role: ProducerRole::Controller },
             Event::Fenced { lane: 9, number: 10, count: 11 },

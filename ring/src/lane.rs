@@ -1,7 +1,7 @@
 //! A lane: one producer's ring of cells and ring of bytes.
 //!
 //! ```text
-//! cell   length, kind │ payload digest │ place in the byte ring │ payload, if at most 40 bytes      64 bytes
+//! cell   length, kind, address │ payload digest │ place in the byte ring │ payload, if at most 40 bytes      64 bytes
 //!
 //! cells      released            queued        head
 //!               ├─ in the order ────┼─ claimed ───┤              free room: up to released + cells
@@ -17,6 +17,8 @@
 //! Before it writes into a cell or a byte the producer stores how far it claims (`Claimed`): an observer, which
 //! gates nobody, copies first and then asks whether what it copied had been claimed again.
 
+use crate::digest::{self, Chain, Folded, fold_at};
+use crate::parts::Address;
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Bytes of payload that fit into a cell.
@@ -32,7 +34,7 @@ pub const ALIGN: u64 = 64;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Cell {
-    /// Length in bits 0-31, kind in bits 32-47.
+    /// Length in bits 0-31, kind in bits 32-47, [`Address`] in bits 48-63.
     head: AtomicU64,
     digest: AtomicU64,
     place: AtomicU64,
@@ -104,7 +106,14 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Length and kind as the cell has them: what the chain digest takes.
+    /// Whom it is for.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> Address {
+        Address::of_code((self.head >> 48) as u16)
+    }
+
+    /// Length, kind and address as the cell has them: what the chain digest takes.
     #[inline]
     #[must_use]
     pub fn shape(&self) -> u64 {
@@ -119,6 +128,8 @@ pub struct Shape {
     pub len: u32,
     /// The user's kind.
     pub kind: u16,
+    /// Whom it is for.
+    pub address: Address,
     /// Digest of the payload.
     pub digest: u64,
 }
@@ -127,7 +138,8 @@ impl Shape {
     #[inline]
     fn store(self, cell: &Cell) {
         // Relaxed: the ticket (T1) hands these words over.
-        cell.head.store(u64::from(self.len) | u64::from(self.kind) << 32, Ordering::Relaxed);
+        let head = u64::from(self.len) | u64::from(self.kind) << 32 | u64::from(self.address.code()) << 48;
+        cell.head.store(head, Ordering::Relaxed);
         cell.digest.store(self.digest, Ordering::Relaxed);
         crash_point!("lane.filled");
     }
@@ -211,8 +223,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// As [`read`](Self::read), if the payload lies inside the cell, with the words that begin with it and its length,
-    /// which is at most theirs.
+    /// As [`read`](Self::read), if the command is for all and its payload lies inside the cell, with the words that begin
+    /// with it and its length, which is at most theirs.
     #[inline(always)]
     #[must_use]
     pub fn read_inline(&self, number: u64) -> Option<(Entry, &'a [AtomicU64; INLINE_WORDS], usize)> {
@@ -220,7 +232,7 @@ impl<'a> Lane<'a> {
         let cell = self.cell(number);
         let head = cell.head.load(Ordering::Relaxed);
         let digest = cell.digest.load(Ordering::Relaxed);
-        // Length and flags at once: neither may be more.
+        // Length and address at once: neither may be more.
         let bytes = head & !KIND;
         if bytes > INLINE as u64 {
             return None;
@@ -231,7 +243,7 @@ impl<'a> Lane<'a> {
     }
 
     /// As [`read`](Self::read), after [`read_inline`](Self::read_inline) found that the payload does not lie inside its
-    /// cell, or the cell not right.
+    /// cell, or the command is not for all, or the cell not right. What addresses there are is for the caller to know.
     #[inline]
     pub fn read_outside(&self, number: u64) -> Result<Entry, BadCell> {
         // Relaxed: as in `read_inline`.
@@ -241,9 +253,6 @@ impl<'a> Lane<'a> {
         let position = cell.place.load(Ordering::Relaxed);
         let (len, kind) = (head as u32, (head >> 32) as u16);
         let bad = |field, found, limit| Err(BadCell { cell: number, field, found, limit });
-        if head >> 48 != 0 {
-            return bad("flags", head >> 48, 0);
-        }
         if len as usize <= INLINE {
             return Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, head, position });
         }
@@ -627,7 +636,13 @@ impl LaneWriter {
     /// Writes a cell whose payload is in place.
     #[inline]
     pub fn fill(&self, lane: &Lane<'_>, room: &Room, kind: u16, digest: u64) {
-        Shape { len: room.len, kind, digest }.store(lane.cell(room.cell));
+        self.fill_to(Address::ALL, lane, room, kind, digest);
+    }
+
+    /// As [`fill`](Self::fill), for whom the command is.
+    #[inline]
+    pub fn fill_to(&self, address: Address, lane: &Lane<'_>, room: &Room, kind: u16, digest: u64) {
+        Shape { len: room.len, kind, address, digest }.store(lane.cell(room.cell));
     }
 
     /// What was reserved has its ticket in.
@@ -674,15 +689,30 @@ pub struct Owner {
 }
 
 impl Owner {
+    /// The place of an entry among its producer's commands.
+    #[inline]
+    #[must_use]
+    pub fn index(&self, entry: &Entry) -> u64 {
+        entry.cell.wrapping_sub(self.base)
+    }
+
+    /// The chain digest after an entry.
+    #[inline]
+    #[must_use]
+    pub fn fold(&self, before: Chain, entry: &Entry) -> Chain {
+        fold_at(before, digest::Place::of(self.number, self.index(entry)), entry.head, entry.digest)
+    }
+
     /// What the chain digest takes of an entry.
     #[inline]
     #[must_use]
-    pub fn folded(&self, entry: &Entry) -> crate::digest::Folded {
-        crate::digest::Folded {
+    pub fn folded(&self, entry: &Entry) -> Folded {
+        Folded {
             producer: self.number,
-            index: entry.cell.wrapping_sub(self.base),
+            index: self.index(entry),
             len: entry.len,
             kind: entry.kind,
+            address: entry.address(),
             payload: entry.digest,
         }
     }

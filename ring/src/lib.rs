@@ -18,6 +18,7 @@
 //! | [`sequencer`] | a turn: order, settle, free; members, owners, the end; takeover |
 //! | [`control`] | what parties tell each other outside the order; the hand-shake of attaching |
 //! | [`event`] | the sequencer's own commands |
+//! | [`parts`] | whom a command is for; the layout of a payload that has a part for each worker |
 //! | [`incarnations`] | which controller is heard, and since when |
 //! | [`errors`] | what went wrong and how often, written by all |
 //! | [`reports`] | what each worker says of itself at an index, the last few |
@@ -105,6 +106,7 @@ pub mod lane;
 pub mod order;
 pub mod pace;
 pub mod pad;
+pub mod parts;
 pub mod reports;
 pub mod seq;
 pub mod sequencer;

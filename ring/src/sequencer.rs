@@ -22,6 +22,7 @@ use crate::gate::Past;
 use crate::lane::{BadCell, Lane, LaneWriter};
 use crate::order::{Follower, Look, MAX_RUN, Order, Run};
 use crate::pace::Finding;
+use crate::parts::Address;
 use crate::seq::Seq;
 use crate::sync::{Ordering, fence};
 use crate::tickets::{Ticket, Tickets};
@@ -552,21 +553,24 @@ impl Orderer {
         let former = member.former.load(Ordering::Relaxed);
         if former != 0 {
             let name = member.former_name.load();
-            if self.append(s, &Event::Left { slot, number: former, name }).is_none() {
+            let address = Address::of_code(member.former_address.load(Ordering::Relaxed) as u16);
+            if self.append(s, &Event::Left { slot, number: former, name, address }).is_none() {
                 return;
             }
             member.former.store(0, Ordering::Relaxed);
             crash_point!("announce.former");
         }
         let (number, name) = (member.number.load(Ordering::Relaxed), member.name.load());
-        let state = member.state.load(Ordering::Relaxed);
+        let (state, address) = (member.state.load(Ordering::Relaxed), member.address());
         let known = member.joined.load(Ordering::Relaxed) != 0;
         if state == LIVE && !known {
-            if let Some(seq) = self.append(s, &Event::Joined { slot, number, name }) {
+            if let Some(seq) = self.append(s, &Event::Joined { slot, number, name, address }) {
                 member.joined.store(seq.get() + 1, Ordering::Relaxed);
                 crash_point!("announce.joined");
             }
-        } else if state == GONE && (!known || self.append(s, &Event::Left { slot, number, name }).is_some()) {
+        } else if state == GONE
+            && (!known || self.append(s, &Event::Left { slot, number, name, address }).is_some())
+        {
             member.state.store(FREE, Ordering::Relaxed);
             crash_point!("announce.left");
         }
@@ -580,7 +584,16 @@ impl Orderer {
     ///
     /// The first one gets everything that is held, from the anchor on. A later one gets what follows the
     /// command that says that it joined, and folds what lies between the anchor and that by itself.
-    pub fn join(&mut self, s: &Shared<'_>, slot: u16, generation: u64, name: NameWords) -> Option<Seq> {
+    ///
+    /// That no other live worker has its `address`, if that is of a rank, is for the caller to know.
+    pub fn join(
+        &mut self,
+        s: &Shared<'_>,
+        slot: u16,
+        generation: u64,
+        name: NameWords,
+        address: Address,
+    ) -> Option<Seq> {
         let member = &s.members[usize::from(slot)];
         let alone = !s.members.iter().any(MemberEntry::is_live);
         if alone {
@@ -604,6 +617,7 @@ impl Orderer {
         member.start_run.store(run, Ordering::Relaxed);
         member.joined.store(0, Ordering::Relaxed);
         member.name.store(name);
+        member.address.store(address.code().into(), Ordering::Relaxed);
         crash_point!("join.described");
         // From here on it gates, at the anchor until it begins.
         // ORDERING [J6]: Release; pairs with the Acquire in `standing`: who sees that it is live sees its generation.
@@ -712,6 +726,7 @@ fn make_way(member: &MemberEntry) {
     if member.joined.load(Ordering::Relaxed) != 0 {
         // Nothing was left to say of the one before it when its own joining was said.
         member.former_name.store(member.name.load());
+        member.former_address.store(member.address.load(Ordering::Relaxed), Ordering::Relaxed);
         // ORDERING [K1]: Release; for a successor: who is kept here has a name.
         member.former.store(member.number.load(Ordering::Relaxed), Ordering::Release);
         crash_point!("way.kept");
@@ -954,6 +969,10 @@ impl Window {
         for run in self.runs(s).filter(|run| run.lane == OWN_LANE) {
             for i in (0..u64::from(run.count)).filter(|&i| kept(&run, i)) {
                 let entry = s.own.read(run.cell.wrapping_add(i)).map_err(Damage::Cell)?;
+                if entry.address() != Address::ALL {
+                    let (cell, found) = (entry.cell, entry.address().code().into());
+                    return Err(Damage::Cell(BadCell { cell, field: "address", found, limit: 0 }));
+                }
                 let mut words = [0; event::WORDS];
                 s.own.copy(&entry, &mut words);
                 if let Some(event) = Event::decode(entry.kind, &words) {

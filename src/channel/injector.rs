@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::coding::{Coding, CodingError, Postcard};
+use super::partition::Partition;
+use super::submit_split;
 use crate::error::AttachError;
 use crate::fork;
 use crate::producer::{AttachOptions, Producer, SubmitError};
@@ -59,15 +62,52 @@ impl<C: ?Sized, K: Coding<C>> Injector<C, K> {
         let kind = self.coding.kind(command);
         let coding = |source| InjectError::Coding { kind, source };
         let len = self.coding.encoded_len(command).map_err(coding)?;
-        if fork::is_child() {
-            // Whoever holds the lock may not be in this process.
-            return Err(SubmitError::Forked.into());
-        }
-        // A panic in an encoding leaves nothing half done: its claim was given back.
-        let mut producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut producer = self.lock()?;
         let mut room = producer.try_claim(kind, len)?;
         self.coding.encode(command, &mut room).map_err(coding)?;
         Ok(room.commit()?)
+    }
+
+    /// As [`try_send`](Self::try_send), to the worker of one rank alone; see
+    /// [`Producer::submit_to`](crate::Producer::submit_to).
+    ///
+    /// # Errors
+    /// [`InjectError`]; nothing was sent then.
+    pub fn try_send_to(&self, rank: u16, command: &C) -> Result<u64, InjectError> {
+        let kind = self.coding.kind(command);
+        let coding = |source| InjectError::Coding { kind, source };
+        let len = self.coding.encoded_len(command).map_err(coding)?;
+        let mut producer = self.lock()?;
+        let mut room = producer.claim_to(rank, kind, len, Some(Instant::now()))?;
+        self.coding.encode(command, &mut room).map_err(coding)?;
+        Ok(room.commit()?)
+    }
+
+    /// As [`try_send`](Self::try_send), with a part for each worker if the command splits itself.
+    ///
+    /// # Errors
+    /// [`InjectError`]; nothing was sent then.
+    pub fn try_send_parts(&self, command: &C) -> Result<u64, InjectError>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        let ranks = self.lock()?.some_ranks()?;
+        // Without the lock: this is somebody else's code, and may be long.
+        let Some((shared, parts)) = command.partition(ranks.into()) else { return self.try_send(command) };
+        let kind = Coding::<C>::kind(&self.coding, command);
+        let coding = |source| InjectError::Coding { kind, source };
+        let mut producer = self.lock()?;
+        submit_split(&mut producer, &self.coding, kind, (&shared, &parts), Some(Instant::now()), coding)
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Producer>, SubmitError> {
+        if fork::is_child() {
+            // Whoever holds the lock may not be in this process.
+            return Err(SubmitError::Forked);
+        }
+        // A panic in an encoding leaves nothing half done: its claim was given back.
+        Ok(self.producer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Its number, which workers see with each of its commands.

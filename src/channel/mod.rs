@@ -60,6 +60,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A command can also be for one worker alone ([`Sender::send_to`]), or have a part for each ([`Partition`]): still at one
+//! index for all, and each reads what is its own.
+//!
 //! How commands become bytes is a [`Coding`]: serde and postcard unless one says otherwise. What they mean is for the
 //! engine to say ([`Commanded`]): then a [`History`] keeps what is left of them, and a [`Reconciler`] says how a worker goes
 //! over from one incarnation to the next.
@@ -67,21 +70,24 @@
 mod coding;
 pub mod history;
 mod injector;
+mod partition;
 mod receiver;
 pub mod reconcile;
 mod sender;
 
 use std::marker::PhantomData;
+use std::time::Instant;
 
 pub use coding::{Bytes, Coding, CodingError, Miscoded, Postcard};
 pub use history::{Commanded, Effect, History, HistoryError};
 pub use injector::{InjectError, Injector};
+pub use partition::Partition;
 pub use receiver::{Command, Event, Receiver};
 pub use reconcile::{Action, Reconcile, Reconciled, Reconciler};
 pub use sender::{Incarnation, OpenError, SendError, Sender, SequencedError, Stage, Superseded};
 
 use crate::error::AttachError;
-use crate::producer::AttachOptions;
+use crate::producer::{AttachOptions, Producer, SubmitError};
 use crate::region::Region;
 use crate::worker::JoinOptions;
 
@@ -167,4 +173,32 @@ impl<C: ?Sized, K: Coding<C> + Clone> Channel<C, K> {
     pub fn inject_with(&self, name: &str, options: &AttachOptions) -> Result<Injector<C, K>, AttachError> {
         Injector::attach(&self.region, self.coding.clone(), name, options)
     }
+}
+
+/// Encodes what a command was split into, in place, and submits it as one.
+fn submit_split<C, K, E>(
+    producer: &mut Producer,
+    coding: &K,
+    kind: u16,
+    (shared, parts): (&C, &[C::Part]),
+    deadline: Option<Instant>,
+    coding_error: impl Fn(CodingError) -> E,
+) -> Result<u64, E>
+where
+    C: Partition,
+    K: Coding<C> + Coding<C::Part>,
+    E: From<SubmitError>,
+{
+    let shared_len = coding.encoded_len(shared).map_err(&coding_error)?;
+    let lens: Result<Vec<usize>, CodingError> = parts.iter().map(|part| coding.encoded_len(part)).collect();
+    let lens = lens.map_err(&coding_error)?;
+    let len = |which: Option<usize>| which.map_or(shared_len, |rank| lens[rank]);
+    producer.submit_laid(kind, parts.len(), len, deadline, |which, claim, range| {
+        let room = &mut claim[range];
+        let written = match which {
+            None => coding.encode(shared, room),
+            Some(rank) => coding.encode(&parts[rank], room),
+        };
+        written.map_err(&coding_error)
+    })
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use seriatim_ring::Seq;
 
 use super::coding::{Coding, Miscoded, Postcard};
+use super::partition::Partition;
 use crate::error::AttachError;
 use crate::region::Region;
 use crate::worker::{JoinOptions, Worker, WorkerError};
@@ -58,13 +59,32 @@ pub struct Command<'a, C: ?Sized, K = Postcard> {
 }
 
 impl<'a, C: ?Sized, K: Coding<C>> Command<'a, C, K> {
-    /// The command.
+    /// The command; of one that was split what all get of it.
     ///
     /// # Errors
     /// [`Miscoded`], which names its index, producer and kind.
-    pub fn decode(&self) -> Result<K::Decoded<'a>, Miscoded> {
+    pub fn decode(&self) -> Result<<K as Coding<C>>::Decoded<'a>, Miscoded> {
         let crate::Command { seq, producer, kind, payload, .. } = self.raw;
-        self.coding.decode(kind, payload).map_err(|source| Miscoded { seq, producer, kind, source })
+        Coding::<C>::decode(self.coding, kind, payload).map_err(|source| Miscoded {
+            seq,
+            producer,
+            kind,
+            source,
+        })
+    }
+
+    /// The part of this worker's rank, if the command was split.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_part(&self) -> Result<Option<<K as Coding<C::Part>>::Decoded<'a>>, Miscoded>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        let crate::Command { seq, producer, kind, part, .. } = self.raw;
+        let decode = |part| Coding::<C::Part>::decode(self.coding, kind, part);
+        part.map(decode).transpose().map_err(|source| Miscoded { seq, producer, kind, source })
     }
 }
 

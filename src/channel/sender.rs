@@ -9,6 +9,8 @@ use seriatim_ring::control::ProducerRole;
 use seriatim_ring::incarnations::{Fate, HELLO, HIGHEST, Hello, INITIALIZED};
 
 use super::coding::{Coding, CodingError, Postcard};
+use super::partition::Partition;
+use super::submit_split;
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::liveness::Role;
@@ -253,6 +255,96 @@ impl<C: ?Sized, K: Coding<C>> Sender<C, K> {
             let mut room = me.producer.claim_deadline(kind, len, until)?;
             me.coding.encode(command, &mut room).map_err(coding)?;
             Ok(room.commit()?)
+        })
+    }
+
+    /// As [`send`](Self::send), to the worker of one rank alone: all pass its index, one gets it. See
+    /// [`Producer::submit_to`].
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`SubmitError::UnknownRank`], [`SubmitError::NoRanks`].
+    pub fn send_to(&mut self, rank: u16, command: &C) -> Result<u64, SendError> {
+        self.send_to_until(rank, command, None)
+    }
+
+    /// As [`send_to`](Self::send_to), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to).
+    pub fn send_to_deadline(&mut self, rank: u16, command: &C, at: Instant) -> Result<u64, SendError> {
+        self.send_to_until(rank, command, Some(at))
+    }
+
+    /// As [`send_to`](Self::send_to), without waiting for anybody.
+    ///
+    /// # Errors
+    /// As [`send_to`](Self::send_to).
+    pub fn try_send_to(&mut self, rank: u16, command: &C) -> Result<u64, SendError> {
+        self.send_to_until(rank, command, Some(Instant::now()))
+    }
+
+    fn send_to_until(&mut self, rank: u16, command: &C, deadline: Option<Instant>) -> Result<u64, SendError> {
+        let kind = self.coding.kind(command);
+        let coding = |source| SendError::Coding { kind, source };
+        self.check_current()?;
+        let len = self.coding.encoded_len(command).map_err(coding)?;
+        self.waiting(deadline, |me, until| {
+            let mut room = me.producer.claim_to(rank, kind, len, Some(until))?;
+            me.coding.encode(command, &mut room).map_err(coding)?;
+            Ok(room.commit()?)
+        })
+    }
+
+    /// As [`send`](Self::send), with a part for each worker if the command splits itself ([`Partition`]); at one index.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); [`SubmitError::WrongParts`], [`SubmitError::NoRanks`].
+    pub fn send_parts(&mut self, command: &C) -> Result<u64, SendError>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        self.send_parts_until(command, None)
+    }
+
+    /// As [`send_parts`](Self::send_parts), waiting for room until the deadline.
+    ///
+    /// # Errors
+    /// As [`send_parts`](Self::send_parts).
+    pub fn send_parts_deadline(&mut self, command: &C, at: Instant) -> Result<u64, SendError>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        self.send_parts_until(command, Some(at))
+    }
+
+    /// As [`send_parts`](Self::send_parts), without waiting for anybody.
+    ///
+    /// # Errors
+    /// As [`send_parts`](Self::send_parts).
+    pub fn try_send_parts(&mut self, command: &C) -> Result<u64, SendError>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        self.send_parts_until(command, Some(Instant::now()))
+    }
+
+    fn send_parts_until(&mut self, command: &C, deadline: Option<Instant>) -> Result<u64, SendError>
+    where
+        C: Partition,
+        K: Coding<C::Part>,
+    {
+        let ranks = self.producer.some_ranks()?;
+        let Some((shared, parts)) = command.partition(ranks.into()) else {
+            return self.send_until(command, deadline);
+        };
+        let kind = Coding::<C>::kind(&self.coding, command);
+        let coding = |source| SendError::Coding { kind, source };
+        self.check_current()?;
+        self.waiting(deadline, |me, until| {
+            submit_split(&mut me.producer, &me.coding, kind, (&shared, &parts), Some(until), coding)
         })
     }
 

@@ -15,7 +15,8 @@
 //!    120   8      time of creation, seconds since 1970
 //!    128   8      what digests cover: 0 payload, 1 header, 2 nothing
 //!    136   8      when workers differ: 0 report, 1 poison, 2 lockstep
-//!    144   8      digest (xxh3-64) of all before it
+//!    144   8      ranks: among how many workers commands can be divided
+//!    152   8      digest (xxh3-64) of all before it
 //! ```
 //!
 //! All numbers are little-endian. The header is written before the file has a name and never again.
@@ -33,7 +34,7 @@ pub const MAGIC: [u8; 8] = *b"SERIATIM";
 pub const VERSION: u32 = 7;
 const ORDER_MARK: u32 = 0x0102_0304;
 /// Bytes of the header that carry something.
-pub(crate) const HEADER_BYTES: usize = 152;
+pub(crate) const HEADER_BYTES: usize = 160;
 
 /// What a region's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,7 @@ impl Identity {
         bytes.extend(self.created.to_le_bytes());
         bytes.extend(self.digest_of.code().to_le_bytes());
         bytes.extend(self.on_divergence.code().to_le_bytes());
+        bytes.extend(g.ranks.to_le_bytes());
         bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         std::array::from_fn(|i| bytes[i])
     }
@@ -114,13 +116,14 @@ impl Identity {
             return Err(HeaderError::Version { found: version, supported: VERSION });
         }
         same("header size", u64_at(16), PAGE)?;
-        same("header digest", u64_at(144), XxHash3_64::oneshot(&bytes[..144]))?;
+        same("header digest", u64_at(152), XxHash3_64::oneshot(&bytes[..152]))?;
         let geometry = Geometry {
             order_slots: u64_at(24),
             lane_cells: u64_at(32),
             lane_bytes: u64_at(40),
             producers: u64_at(48),
             workers: u64_at(56),
+            ranks: u64_at(144),
         };
         let layout = geometry.layout()?;
         same("file size", u64_at(80), layout.total)?;
@@ -169,7 +172,7 @@ mod tests {
     use crate::Config;
 
     fn identity() -> Identity {
-        let layout = Config::new().layout().unwrap();
+        let layout = Config::new().ranks(5).layout().unwrap();
         Identity {
             version: VERSION,
             uuid: Uuid(1 << 100 | 7),
@@ -214,8 +217,8 @@ mod tests {
         for (at, text) in cases {
             let mut bytes = identity().encode();
             bytes[at] = 3;
-            let digest = XxHash3_64::oneshot(&bytes[..144]).to_le_bytes();
-            bytes[144..].copy_from_slice(&digest);
+            let digest = XxHash3_64::oneshot(&bytes[..152]).to_le_bytes();
+            bytes[152..].copy_from_slice(&digest);
             let error = Identity::decode(&bytes).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }

@@ -47,6 +47,8 @@ pub struct Geometry {
     pub producers: u64,
     /// How many workers can be attached.
     pub workers: u64,
+    /// Among how many of them commands can be divided: their ranks are the numbers below this.
+    pub ranks: u64,
 }
 
 /// Where everything lies.
@@ -115,7 +117,7 @@ const fn pages(bytes: u64) -> u64 {
 impl Layout {
     /// The layout of a geometry whose values are in range; `None` if it would not fit a file.
     pub(crate) fn new(geometry: Geometry) -> Option<Self> {
-        let Geometry { order_slots, lane_cells, lane_bytes, producers, workers } = geometry;
+        let Geometry { order_slots, lane_cells, lane_bytes, producers, workers, .. } = geometry;
         // More words than cells: a producer with room in its lane finds room for its ticket.
         let ticket_words = (producers * lane_cells + SPARE_WORDS).next_power_of_two();
         let control = PAGE;
@@ -235,7 +237,7 @@ mod tests {
     use super::*;
 
     const SMALL: Geometry =
-        Geometry { order_slots: 2, lane_cells: 2, lane_bytes: 128, producers: 3, workers: 2 };
+        Geometry { order_slots: 2, lane_cells: 2, lane_bytes: 128, producers: 3, workers: 2, ranks: 0 };
 
     #[test]
     fn sections_follow_each_other_on_pages() {

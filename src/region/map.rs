@@ -78,6 +78,13 @@ pub(crate) struct Map {
     raw: MmapRaw,
 }
 
+/// Where words lie in a mapping: for who has looked them up and cannot keep the borrow.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WordsAt {
+    offset: usize,
+    count: usize,
+}
+
 /// A lane's parts in the mapping.
 #[derive(Debug)]
 struct LaneParts {
@@ -109,6 +116,13 @@ impl Map {
 
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// How many ranks there are.
+    #[inline]
+    pub(crate) fn ranks(&self) -> u16 {
+        // At most as many as there can be workers.
+        self.layout.geometry.ranks as u16
     }
 
     /// How many bytes are mapped.
@@ -201,8 +215,13 @@ impl Map {
     /// Makes the cells and bytes of a lane unreadable in this mapping: for tests that show who reads what.
     #[cfg(test)]
     pub(crate) fn make_contents_unreadable(&self, lane: u16) -> io::Result<()> {
-        let contents = self.layout.lane(lane).cells..self.layout.range(Part::Lane(lane)).end;
-        self.protect(contents, libc::PROT_NONE)
+        self.make_unreadable(self.layout.lane(lane).cells..self.layout.range(Part::Lane(lane)).end)
+    }
+
+    /// Makes whole pages unreadable in this mapping.
+    #[cfg(test)]
+    pub(crate) fn make_unreadable(&self, range: Range<u64>) -> io::Result<()> {
+        self.protect(range, libc::PROT_NONE)
     }
 
     fn protect(&self, range: Range<u64>, protection: libc::c_int) -> io::Result<()> {
@@ -312,6 +331,20 @@ impl Map {
         // SAFETY: [M1, M3] as above.
         let words = unsafe { words.as_ref() };
         Lane::new(&self.lane_page(lane).claimed, cells, words)
+    }
+
+    /// Where words of this mapping lie in it.
+    #[inline(always)]
+    pub(crate) fn place_of(&self, words: &[AtomicU64]) -> WordsAt {
+        WordsAt { offset: words.as_ptr().addr().wrapping_sub(self.base.addr().get()), count: words.len() }
+    }
+
+    /// The words at a place.
+    #[inline(always)]
+    pub(crate) fn words(&self, WordsAt { offset, count }: WordsAt) -> &[AtomicU64] {
+        let bytes = self.layout.total as usize;
+        assert!(offset <= bytes && count <= (bytes - offset) / 8 && offset.is_multiple_of(8));
+        self.many(offset as u64, count as u64)
     }
 
     #[inline]

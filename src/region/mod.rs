@@ -284,6 +284,11 @@ impl Region {
         self.0.writable
     }
 
+    /// How many ranks it has.
+    pub(crate) fn ranks(&self) -> u16 {
+        self.map().ranks()
+    }
+
     /// The longest payload of a command in bytes.
     #[must_use]
     pub fn max_payload(&self) -> usize {

@@ -103,6 +103,8 @@ pub struct WorkerStatus {
     pub slot: u16,
     /// The member's number.
     pub number: u64,
+    /// Its rank, if it has one.
+    pub rank: Option<u16>,
     /// Who it is.
     pub party: PartyStatus,
     /// Its cursor: everything before it is done.
@@ -274,11 +276,7 @@ impl Region {
     pub(crate) fn is_being_left(&self) -> bool {
         let map = self.map();
         let leaves = |role: Role, party: &Party| {
-            let process = Process {
-                pid: party.pid.load(Ordering::Relaxed) as u32,
-                started: party.started.load(Ordering::Relaxed),
-            };
-            !self.is_alive(role) || party.has_left(party.request()) || process.is_ending()
+            !self.is_alive(role) || party.has_left(party.request()) || Process::of(party).is_ending()
         };
         let sequencer = self.sequencer_process();
         (!self.is_alive(Role::Sequencer) || sequencer.started == 0 || sequencer.is_ending())
@@ -294,8 +292,8 @@ impl Region {
     }
 
     fn party_status(&self, party: &Party, name: Name, role: Role, attached: bool) -> PartyStatus {
-        let pid = party.pid.load(Ordering::Relaxed) as u32;
-        let process = Process { pid, started: party.started.load(Ordering::Relaxed) };
+        let process = Process::of(party);
+        let pid = process.pid;
         let alive = self.is_alive(role);
         let locked = if alive { self.is_locked_by(process) } else { None };
         let cpu = if alive { process.last_cpu() } else { None };
@@ -352,6 +350,7 @@ impl Region {
                 (attached || party.alive).then_some(WorkerStatus {
                     slot,
                     number,
+                    rank: if attached { member.address().as_rank() } else { None },
                     party,
                     next: cursor,
                     lag,

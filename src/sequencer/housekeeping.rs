@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use seriatim_ring::control::{GONE, MemberEntry, ProducerRole, Verdict, Want};
 use seriatim_ring::order::Follower;
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Shared, gate};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
@@ -195,15 +196,37 @@ impl Sequencer {
         for other in (0..s.members.len() as u16).filter(|&other| other != slot) {
             self.settle_worker(region, s, other, true);
         }
+        let Some(address) = address_to_be_had(region, s, slot, party.address.load(Ordering::Relaxed)) else {
+            member.answer.give(generation, Verdict::RankTaken);
+            return true;
+        };
+        if !self.has_said_who_had(s, address) {
+            self.unsettled = true;
+            return false;
+        }
         // What nobody worked on is not for the first to come, where it is to be dropped.
         self.discard();
         if !member.is_live() {
             // Whoever looks before the watch does must not find its predecessor's time there.
             member.stood_ns.store(0, Ordering::Relaxed);
         }
-        let joined = !member.is_live() && self.orderer.join(s, slot, generation, name).is_some();
+        let joined = !member.is_live() && self.orderer.join(s, slot, generation, name, address).is_some();
         self.unsettled |= !joined;
         joined
+    }
+
+    /// Says that those have left who had a rank before: so that in the order too there is one of it at a time. Where nobody
+    /// gates there may be no room for that until somebody is let in.
+    fn has_said_who_had(&mut self, s: &Shared<'_>, address: Address) -> bool {
+        let is_unsaid = || {
+            let gone = s.members.iter().filter(|m| m.state.load(Ordering::Relaxed) == GONE);
+            gone.into_iter().any(|m| m.address() == address)
+        };
+        if address == Address::ALL || !is_unsaid() {
+            return true;
+        }
+        self.orderer.announce(s);
+        !is_unsaid() || !s.members.iter().any(MemberEntry::is_live)
     }
 
     /// Gives a lane to a producer that asks for it.
@@ -299,6 +322,17 @@ impl Sequencer {
         let region = self.region.clone();
         !self.is_needed(&region.map().shared(), FOR_ROOM)
     }
+}
+
+/// The address that a worker asks for as its own, by its code: of no rank, or of one that no other live worker has. Those
+/// that died do not gate any more.
+fn address_to_be_had(region: &Region, s: &Shared<'_>, slot: u16, code: u64) -> Option<Address> {
+    let address = Address::of_code(u16::try_from(code).ok()?);
+    let others = (0..).zip(s.members).filter(|&(other, member)| other != slot && member.is_live());
+    let is_taken = address != Address::ALL && others.into_iter().any(|(_, m)| m.address() == address);
+    // Whoever joins asks for none beyond the ranks of its region.
+    let is_one = address != Address::PARTS && address.is_within(region.ranks());
+    (is_one && !is_taken).then_some(address)
 }
 
 /// Whether a lane never had an owner and is free, or asked for. One that is locked without a request is that of somebody

@@ -476,3 +476,123 @@ fn verify_says_what_of_incarnations_does_not_hold() {
     assert!(found.contains("the term of lane 1 is Ended(#1099511627775)"), "{found}");
     assert_eq!(problems(&desk.region), "");
 }
+
+/// Words, one for each worker; what has no comma goes whole.
+impl crate::channel::Partition for String {
+    type Part = String;
+
+    fn partition(&self, workers: usize) -> Option<(String, Vec<String>)> {
+        let words: Vec<String> = self.split(',').map(Into::into).collect();
+        // Whoever does not count the workers is refused.
+        assert!(workers > 0);
+        (words.len() > 1).then(|| ("shared".into(), words))
+    }
+}
+
+#[test]
+fn what_a_superseded_controller_divides_or_sends_to_one_is_heard_by_nobody() {
+    let mut desk = Desk::new(&small().ranks(2));
+    let channel = desk.channel();
+    let mut receivers = [0, 1].map(|rank| {
+        let options = JoinOptions::new().rank(rank);
+        desk.attach(|_| channel.join_with(&format!("w{rank}"), &options)).unwrap()
+    });
+    let mut old = desk.open("old", 1);
+    old.send_to(1, &"old to one".into()).unwrap();
+    old.send_parts(&"a,b".into()).unwrap();
+    let mut new = desk.open("new", 2);
+    let late = old.blindly();
+    late.submit_to(1, 0, &raw("late")).unwrap();
+    late.submit_parts(0, &raw("late"), &[raw("late"), raw("late")]).unwrap();
+    let superseded = |result: Result<u64, SendError>| {
+        assert!(matches!(result, Err(SendError::Superseded(_))), "{result:?}");
+    };
+    superseded(old.send_to(1, &"later".into()));
+    superseded(old.send_parts(&"later,later".into()));
+    superseded(old.send_parts(&"later, whole".into()));
+    new.try_send_to(0, &"new to zero".into()).unwrap();
+    new.try_send_parts(&"c,d".into()).unwrap();
+    new.try_send_parts(&"whole".into()).unwrap();
+    let soon = Instant::now() + Duration::from_secs(60);
+    new.send_to_deadline(1, &"new to one".into(), soon).unwrap();
+    new.send_parts_deadline(&"e,f".into(), soon).unwrap();
+    desk.turn();
+    for (receiver, expected) in receivers.iter_mut().zip([
+        &["+1", "shared a", "+2", "new to zero", "shared c", "whole", "shared e"][..],
+        &["+1", "old to one", "shared b", "+2", "shared d", "whole", "new to one", "shared f"],
+    ]) {
+        let mut all = Vec::new();
+        while let Some(event) = receiver.poll().unwrap() {
+            match event {
+                Typed::Incarnation { number, .. } => all.push(format!("+{number}")),
+                Typed::Command(command) => {
+                    let part =
+                        command.decode_part().unwrap().map_or(String::new(), |part| format!(" {part}"));
+                    all.push(command.decode().unwrap() + &part);
+                }
+                _ => {}
+            }
+        }
+        assert_eq!(all, expected);
+        assert_eq!(receiver.worker().superseded(), 2);
+    }
+    assert!(desk.region.verify().is_sound());
+    // A number of parts that is not that of the workers, and a rank that there is not.
+    let wrong = new.send_parts(&"a,b,c".into()).unwrap_err();
+    assert!(matches!(wrong, SendError::Submit(SubmitError::WrongParts { parts: 3, ranks: 2 })), "{wrong}");
+    let wrong = new.send_to(2, &"x".into()).unwrap_err();
+    assert!(matches!(wrong, SendError::Submit(SubmitError::UnknownRank { rank: 2, ranks: 2 })), "{wrong}");
+}
+
+#[test]
+fn an_injector_divides_and_addresses_as_well() {
+    let mut desk = Desk::new(&small().ranks(2));
+    let channel = desk.channel();
+    let options = JoinOptions::new().rank(1);
+    let mut receiver = desk.attach(|_| channel.join_with("w", &options)).unwrap();
+    let injector = desk.attach(|_| channel.inject("i")).unwrap();
+    injector.try_send_to(0, &"for another".into()).unwrap();
+    injector.try_send_to(1, &"for it".into()).unwrap();
+    injector.try_send_parts(&"a,b".into()).unwrap();
+    injector.try_send_parts(&"whole".into()).unwrap();
+    desk.turn();
+    let mut all = Vec::new();
+    while let Some(event) = receiver.poll().unwrap() {
+        if let Typed::Command(command) = event {
+            all.push((command.decode().unwrap(), command.decode_part().unwrap()));
+        }
+    }
+    let expected = [("for it", None), ("shared", Some("b")), ("whole", None)];
+    assert_eq!(all, expected.map(|(shared, part)| (shared.to_string(), part.map(Into::into))));
+
+    let mut desk = Desk::new(&small());
+    let channel = desk.channel();
+    let injector = desk.attach(|_| channel.inject("i")).unwrap();
+    let mut sender = desk.open("c", 1);
+    for error in [
+        injector.try_send_parts(&"whole".into()).unwrap_err().to_string(),
+        injector.try_send_to(0, &"x".into()).unwrap_err().to_string(),
+        sender.send_parts(&"whole".into()).unwrap_err().to_string(),
+        sender.send_to(0, &"x".into()).unwrap_err().to_string(),
+    ] {
+        assert_eq!(error, SubmitError::NoRanks.to_string());
+    }
+}
+
+#[test]
+fn a_hello_that_is_not_for_all_is_damage() {
+    use std::os::unix::fs::FileExt;
+    let mut desk = Desk::new(&small().ranks(2));
+    let mut worker = desk.worker("w");
+    let _sender = desk.open("c", 1);
+    desk.turn();
+    let at = desk.region.map().layout().lane(1).cells + 6;
+    desk.region.file().write_all_at(&1_u16.to_le_bytes(), at).unwrap();
+    let error = loop {
+        match worker.poll() {
+            Ok(event) => assert!(event.is_some(), "nobody noticed"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(error.contains("address is 1, expected 0"), "{error}");
+}

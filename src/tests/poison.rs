@@ -249,6 +249,27 @@ fn in_lockstep_one_step_is_taken_at_a_time_and_who_is_awaited_is_named() {
 }
 
 #[test]
+fn in_lockstep_what_is_for_one_keeps_the_others_behind_it_and_nobody_for_ever() {
+    let mut desk = Desk::new(&config(OnDivergence::Lockstep).ranks(2));
+    let (mut red, mut green) = (desk.ranked("red", 0), desk.ranked("green", 1));
+    let mut producer = desk.producer("p");
+    while step(&mut red) + step(&mut green) > 0 {}
+    (0..2).for_each(|_| _ = producer.try_submit_to(1, 0, b"for green").unwrap());
+    producer.try_submit(0, b"for both").unwrap();
+    producer.try_submit_to(0, 0, b"for red").unwrap();
+    desk.turn();
+    // What is for both comes after what is for green, which red has nothing to report of.
+    assert_eq!(step(&mut red), 0);
+    assert_eq!(names(&desk.region.awaited()), ["green"]);
+    assert_eq!(step(&mut green), 2);
+    assert_eq!(names(&desk.region.awaited()), ["red"]);
+    assert_eq!((step(&mut red), step(&mut green)), (1, 1));
+    assert_eq!((step(&mut red), step(&mut green)), (1, 0));
+    assert_eq!((red.next(), red.digest()), (green.next(), green.digest()));
+    assert_eq!(desk.region.poison(), None);
+}
+
+#[test]
 fn in_lockstep_one_that_died_left_or_has_just_come_keeps_nobody() {
     for leaves in [true, false] {
         let (mut desk, mut red, green, mut producer) = two_in_step(OnDivergence::Lockstep);

@@ -147,6 +147,7 @@ pub(crate) struct GeometryReport {
     pub(crate) lane_bytes: u64,
     pub(crate) producers: u64,
     pub(crate) workers: u64,
+    pub(crate) ranks: u64,
 }
 
 impl From<Geometry> for GeometryReport {
@@ -157,17 +158,19 @@ impl From<Geometry> for GeometryReport {
             lane_bytes: geometry.lane_bytes,
             producers: geometry.producers,
             workers: geometry.workers,
+            ranks: geometry.ranks,
         }
     }
 }
 
 impl fmt::Display for GeometryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GeometryReport { slots, lane_cells, lane_bytes, producers, workers } = self;
+        let GeometryReport { slots, lane_cells, lane_bytes, producers, workers, ranks } = self;
         write!(
             f,
             "{slots} slots, {producers} lanes of {lane_cells} cells and {lane_bytes} bytes, {workers} workers"
-        )
+        )?;
+        if *ranks > 0 { write!(f, ", {ranks} ranks") } else { Ok(()) }
     }
 }
 

@@ -494,6 +494,29 @@ fn tail_ends_after_so_many_commands() {
     assert_eq!(tail.end().with(0).out, "x\nx\n");
 }
 
+#[test]
+fn what_is_for_one_rank_reaches_that_worker_and_all_pass_it() {
+    let folder = scratch();
+    let region = create(&folder, "region", &["--ranks", "2"]);
+    let sequencer = sequence(&region);
+    let start = |name: &str, args: &[&str]| worker(&region, name, args);
+    let workers = [start("w0", &["--rank", "0"]), start("w1", &["--rank", "1"]), start("none", &[])];
+    let rank_of = |name: &str| {
+        let report = stat(&region);
+        let rows = report["workers"].as_array().unwrap();
+        rows.iter().find(|row| row["name"] == name).unwrap()["rank"].clone()
+    };
+    assert_eq!(["w0", "w1", "none"].map(rank_of), [json!(0), json!(1), Value::Null]);
+    run(&["worker", &region, "--name", "other", "--rank", "1"]).with(2).saying(&["rank 1", "\"w1\""]);
+    run(&["worker", &region, "--rank", "2"]).with(2).saying(&["no rank 2", "0 to 1"]);
+    run_with(&["submit", &region, "--to", "1"], b"mine\nalso mine\n").with(0);
+    run_with(&["submit", &region], b"all of us\n").with(0);
+    run_with(&["submit", &region, "--to", "2"], b"x\n").with(2).saying(&["rank 2", "0 to 1"]);
+    sequencer.stop().with(0);
+    let out = workers.map(|worker| worker.end().with(0).out);
+    assert_eq!(out, ["all of us\n", "mine\nalso mine\nall of us\n", "all of us\n"]);
+}
+
 // ---- looking ----------------------------------------------------------------------------------------------
 
 #[test]
@@ -502,9 +525,10 @@ fn create_reports_what_it_made_and_remove_removes_it() {
     let path = folder.path().join("region").to_str().unwrap().to_string();
     let args = ["create", &path, "--json", "--slots", "64", "--lane-cells", "128", "--lane-bytes", "64K"];
     let report =
-        run(&[&args[..], &["--producers", "3", "--workers", "5", "--mode", "640"]].concat()).with(0).json();
-    let geometry =
-        json!({"slots": 64, "lane_cells": 128, "lane_bytes": 65_536, "producers": 3, "workers": 5});
+        run(&[&args[..], &["--producers", "3", "--workers", "5", "--ranks", "2", "--mode", "640"]].concat())
+            .with(0)
+            .json();
+    let geometry = json!({"slots": 64, "lane_cells": 128, "lane_bytes": 65_536, "producers": 3, "workers": 5, "ranks": 2});
     assert_eq!(report["geometry"], geometry);
     let file = fs::metadata(&path).unwrap();
     assert_eq!(report["bytes"], file.len());
@@ -529,6 +553,7 @@ fn create_refuses_values_out_of_range_with_the_range() {
         ("--producers", "0"),
         ("--producers", "1001"),
         ("--workers", "5000"),
+        ("--ranks", "17"),
     ] {
         run(&["create", &path, option, value]).with(2).saying(&[value]);
         assert!(!Path::new(&path).exists());
@@ -722,7 +747,7 @@ fn a_header_that_is_cut_or_of_another_version_is_refused() {
     let folder = scratch();
     let region = create(&folder, "region", &[]);
     let bytes = fs::read(&region).unwrap();
-    for length in [1, 7, 8, 135] {
+    for length in [1, 7, 8, 151] {
         let cut = folder.path().join(format!("cut-{length}"));
         fs::write(&cut, &bytes[..length]).unwrap();
         refused_untouched(&cut, &[&format!("{length} bytes"), "4096 bytes"]);
@@ -778,7 +803,7 @@ fn a_damaged_header_is_refused_by_all_but_inspect() {
 #[test]
 fn a_region_that_lost_its_end_is_refused_by_all_but_inspect() {
     let folder = scratch();
-    for length in [152, 4_095, 4_096, 8_191, 1 << 20] {
+    for length in [160, 4_095, 4_096, 8_191, 1 << 20] {
         let region = create(&folder, &length.to_string(), &[]);
         let full = fs::metadata(&region).unwrap().len();
         fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(length).unwrap();

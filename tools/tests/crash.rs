@@ -179,7 +179,8 @@ impl Trial {
     fn engine(&self) -> Engine {
         if self.scene == Scene::ServeSuccessor || self.point == "wake.rung" {
             // Few enough slots that the ring is full before the lanes are: the sequencer sleeps for room, too.
-            let config = Config::new().order_slots(4).lane_cells(16).lane_bytes(4096).producers(6).workers(5);
+            let config = Config::new().order_slots(4).lane_cells(16).lane_bytes(4096).producers(6);
+            let config = config.workers(5).ranks(4);
             return Engine::with(self.to_string(), &config);
         }
         Engine::new(self.to_string())

@@ -872,7 +872,7 @@ fn nothing_is_overwritten_or_lost_by_producers_that_stop_at_any_moment() {
     let (mut stops, mut checked) = (0, 0);
     for (slots, cells) in [(2, 2), (4, 2), (2, 4)].into_iter().cycle().take(3 * rounds) {
         let config = Config::new().order_slots(slots).lane_cells(cells).lane_bytes(1 << 14);
-        let config = config.producers(PRODUCERS as u64).workers(2);
+        let config = config.producers(PRODUCERS as u64).workers(2).ranks(2);
         let mut engine = Engine::with(format!("{slots} slots, {cells} cells, seed {}", random.0), &config);
         engine.set_goal(0);
         engine.start(Who::Sequencer(0), None);

@@ -494,7 +494,7 @@ fn a_file_that_is_not_ready_is_refused_at_every_length() {
     let region = create(&folder, "region", &["--producers", "1", "--lane-bytes", "4K", "--lane-cells", "64"]);
     let bytes = fs::read(&region).unwrap();
     let cut = folder.path().join("cut").display().to_string();
-    let lengths = [0, 1, 8, 151, 152, 153, 4095, 4096, 4097, bytes.len() - 1];
+    let lengths = [0, 1, 8, 159, 160, 161, 4095, 4096, 4097, bytes.len() - 1];
     // With what was written so far, and sized before anything was written.
     for (length, is_zero) in lengths.iter().flat_map(|&length| [(length, false), (length, true)]) {
         fs::write(&cut, &bytes[..length]).unwrap();

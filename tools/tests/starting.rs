@@ -247,7 +247,8 @@ fn a_sequencer_that_is_killed_again_and_again_changes_no_index() {
     let seed = seed();
     println!("{kills} kills of the sequencer, {least} commands of each of {PRODUCERS} at least, seed {seed}");
     let mut random = Random(seed);
-    let config = Config::new().order_slots(256).lane_cells(64).lane_bytes(16 << 10).producers(9).workers(5);
+    let config =
+        Config::new().order_slots(256).lane_cells(64).lane_bytes(16 << 10).producers(9).workers(5).ranks(4);
     let mut engine = Engine::with(format!("kills of the sequencer, seed {seed}"), &config);
     engine.set_goal(if long() { least } else { u64::MAX });
     engine.start(Who::Sequencer(0), None);
@@ -770,11 +771,11 @@ fn a_region_of_another_boot_is_refused_whole_and_can_be_removed() {
     common::run_with(&["submit", &region], b"a line\n").with(0);
     serving.stop().with(0);
     let file = fs::OpenOptions::new().read(true).write(true).open(&region).unwrap();
-    let mut header = [0; 152];
+    let mut header = [0; 160];
     file.read_exact_at(&mut header, 0).unwrap();
     header[104] ^= 0xff;
-    let digest = seriatim::payload_digest(&header[..144]);
-    header[144..].copy_from_slice(&digest.to_le_bytes());
+    let digest = seriatim::payload_digest(&header[..152]);
+    header[152..].copy_from_slice(&digest.to_le_bytes());
     file.write_all_at(&header, 0).unwrap();
     let before = fs::read(&region).unwrap();
     for command in ["sequence", "worker", "submit", "stat"] {

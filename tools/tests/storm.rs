@@ -166,7 +166,8 @@ fn seconds() -> u64 {
 fn a_storm_of_deaths_loses_nothing_and_repeats_nothing() {
     let seed = seed();
     println!("storm of {} s, seed {seed}", seconds());
-    let config = Config::new().order_slots(64).lane_cells(64).lane_bytes(16 << 10).producers(8).workers(8);
+    let config =
+        Config::new().order_slots(64).lane_cells(64).lane_bytes(16 << 10).producers(8).workers(8).ranks(4);
     let engine = Engine::with(format!("storm, seed {seed}"), &config);
     // Enough to be busy, and no more than can be kept on record.
     engine.set_pace(500);

@@ -11,6 +11,7 @@ use seriatim_ring::incarnations::{Current, HELLO, Hello, Incarnations, Term};
 use seriatim_ring::lane::{Cell, Entry, INLINE, Lane, LaneWriter, NoRoom, Owner, Room, Shape};
 use seriatim_ring::order::{Fault, Follower, Look, Order, Slot};
 use seriatim_ring::pad::Padded;
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Orderer, Shared, start_of};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket, Tickets};
@@ -211,7 +212,7 @@ impl<'a> Producer<'a> {
     pub fn fill(&self, room: &Room, kind: u16, words: &[u64]) {
         let lane = self.memory.lane(self.number);
         lane.write(room, words);
-        self.writer.fill(&lane, room, kind, digest_of(words));
+        self.writer.fill_to(address_of(kind), &lane, room, kind, digest_of(words));
     }
 
     /// Reserves room for a command and writes it, each size as the library does.
@@ -222,7 +223,7 @@ impl<'a> Producer<'a> {
             return Ok(());
         }
         let released = &self.memory.lanes[usize::from(self.number)].released;
-        let shape = Shape { len, kind, digest: digest_of(words) };
+        let shape = Shape { len, kind, address: address_of(kind), digest: digest_of(words) };
         let lane = self.memory.lane(self.number);
         let cell = self.writer.reserve_inline(&lane, released, 1)?;
         self.writer.put_inline(&lane, cell, shape, |inline| {
@@ -296,7 +297,9 @@ impl<'a> Worker<'a> {
         let party = &memory.workers[usize::from(slot)].party;
         party.name.store(name(100 + u64::from(slot)));
         let generation = party.ask(memory.bells.requests_word());
-        orderer.join(&memory.shared(), slot, generation, party.name.load()).expect("room to say so");
+        orderer
+            .join(&memory.shared(), slot, generation, party.name.load(), Address::ALL)
+            .expect("room to say so");
         assert_eq!(memory.members[usize::from(slot)].answer.get(generation), Some(Verdict::Granted));
         Worker::begin(memory, slot, generation)
     }
@@ -404,6 +407,15 @@ pub fn copy(lane: &Lane<'_>, entry: &Entry) -> Vec<u64> {
     words
 }
 
+/// Whom the ordinary commands of a kind are for: to the order and the lanes it makes no difference.
+pub fn address_of(kind: u16) -> Address {
+    match kind % 4 {
+        2 => Address::rank(kind % 7),
+        3 => Address::PARTS,
+        _ => Address::ALL,
+    }
+}
+
 /// What the digest takes of an ordinary command.
 pub fn folded(owner: Owner, seen: &Seen) -> Folded {
     Folded {
@@ -411,6 +423,7 @@ pub fn folded(owner: Owner, seen: &Seen) -> Folded {
         index: seen.cell.wrapping_sub(owner.base),
         len: seen.len,
         kind: seen.kind,
+        address: if owner.number == 0 { Address::ALL } else { address_of(seen.kind) },
         payload: digest_of(&seen.words),
     }
 }

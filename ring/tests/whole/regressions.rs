@@ -5,6 +5,7 @@ use crate::world::{Op, Steady, World};
 use seriatim_ring::control::{LIVE, ProducerRole, Verdict};
 use seriatim_ring::event::{Event, OWN_LANE};
 use seriatim_ring::lane::LaneWriter;
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::Orderer;
 use seriatim_ring::sync::Ordering;
 
@@ -119,7 +120,7 @@ fn an_event_that_was_begun_over_another_is_not_applied() {
     let number = memory.members[0].number.load(Ordering::Relaxed);
     // An event about the first worker is begun in the cell that says that the second one left.
     for _ in 0..2 {
-        begun_events(&memory, 1, &Event::Joined { slot: 0, number, name: name(1) });
+        begun_events(&memory, 1, &Event::Joined { slot: 0, number, name: name(1), address: Address::ALL });
         memory.lanes[0].ordered.fetch_add(1, Ordering::Relaxed);
         memory.lanes[0].released.fetch_add(1, Ordering::Relaxed);
     }

@@ -6,6 +6,7 @@ use seriatim_ring::control::{ProducerRole, Verdict, Want};
 use seriatim_ring::event::OWN_LANE;
 use seriatim_ring::lane::NoRoom;
 use seriatim_ring::order::Look;
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Orderer, Stop};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -151,7 +152,7 @@ fn threads_agree_on_every_command() {
                 }
                 let (party, member) = (&memory.workers[2].party, &memory.members[2]);
                 if party.request() != member.answer.generation() {
-                    orderer.join(&s, 2, party.request(), party.name.load());
+                    orderer.join(&s, 2, party.request(), party.name.load(), Address::ALL);
                 }
                 orderer.announce(&s);
             }

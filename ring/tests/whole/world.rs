@@ -12,6 +12,7 @@ use seriatim_ring::digest::{self, Chain};
 use seriatim_ring::event::{Event, OWN_LANE};
 use seriatim_ring::lane::{NoRoom, Owner};
 use seriatim_ring::order::{Look, Run};
+use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Orderer, Shared, Stop, has_ordered, published};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Closed, Enqueuer, Ticket};
@@ -321,7 +322,7 @@ impl<'a, H: Host> World<'a, H> {
             let asked = page.party.request();
             if asked != 0 && !member.is_live() && member.answer.generation() != asked && !self.killed[slot] {
                 let name = page.party.name.load();
-                self.sequence(|orderer, s| orderer.join(s, slot as u16, asked, name));
+                self.sequence(|orderer, s| orderer.join(s, slot as u16, asked, name, Address::ALL));
             }
         }
         for lane in 1..self.memory.lanes.len() {

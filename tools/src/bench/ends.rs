@@ -355,7 +355,7 @@ impl<'a> Sink<'a> {
 
 #[cfg(test)]
 mod tests {
-    use seriatim::Digest;
+    use seriatim::{Address, Digest};
 
     use super::super::tests::job;
     use super::*;
@@ -388,8 +388,16 @@ mod tests {
         let mut sink = Sink::new(job, &board, 0, Seq::new(7)).unwrap();
         for (seq, Sent { index, kind, bytes }) in (7..).zip(&sent) {
             let (index, kind, payload) = (*index, *kind, &bytes[..]);
-            let command =
-                Command { seq: Seq::new(seq), producer: 1, index, kind, payload, digest: Digest(0) };
+            let command = Command {
+                seq: Seq::new(seq),
+                producer: 1,
+                index,
+                kind,
+                payload,
+                part: None,
+                address: Address::ALL,
+                digest: Digest(0),
+            };
             sink.take(&Event::Command(command));
         }
         let is_done = sink.is_done();

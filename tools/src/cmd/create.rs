@@ -36,6 +36,10 @@ pub(crate) struct Args {
     /// How many workers may be attached at a time
     #[arg(long, value_name = "N")]
     workers: Option<u64>,
+    /// Among how many workers commands can be divided: their ranks are 0 to N-1 (`worker --rank`, `submit --to`)
+    /// [default: 0]
+    #[arg(long, value_name = "N")]
+    ranks: Option<u64>,
     /// Permission bits, in octal, whatever the umask [default: 600]
     #[arg(long, value_name = "OCTAL", value_parser = mode)]
     mode: Option<u32>,
@@ -81,6 +85,9 @@ impl Args {
         }
         if let Some(workers) = self.workers {
             config = config.workers(workers);
+        }
+        if let Some(ranks) = self.ranks {
+            config = config.ranks(ranks);
         }
         if let Some(mode) = self.mode {
             config = config.mode(mode);

@@ -231,6 +231,8 @@ struct WorkerRow {
     party: PartyReport,
     slot: u16,
     number: u64,
+    /// None if it has none.
+    rank: Option<u16>,
     next: u64,
     lag: u64,
     digest: Option<String>,
@@ -424,6 +426,7 @@ impl From<&WorkerStatus> for WorkerRow {
             party: PartyReport::from(&status.party),
             slot: status.slot,
             number: status.number,
+            rank: status.rank,
             next: status.next.get(),
             lag: status.lag,
             digest: status.digest.map(|digest| digest.to_string()),
@@ -534,10 +537,11 @@ impl StatReport {
         table
     }
 
-    fn worker_table(&self) -> Table<11> {
+    fn worker_table(&self) -> Table<12> {
         let mut table = Table::new([
             ("WORKER", Align::Left),
             ("NUMBER", Align::Right),
+            ("RANK", Align::Right),
             ("PID", Align::Right),
             ("CPU", Align::Right),
             ("LIFE", Align::Left),
@@ -552,6 +556,7 @@ impl StatReport {
             table.row([
                 row.party.name.clone(),
                 row.number.to_string(),
+                row.rank.map_or("-".into(), |rank| rank.to_string()),
                 row.party.pid.to_string(),
                 row.party.cpu(),
                 row.party.life().to_string(),

@@ -33,6 +33,7 @@ const EXAMPLES: &str = "\
 Examples:
   seriatim submit /dev/shm/orders commands.txt
   echo 'set a 1' | seriatim submit /dev/shm/orders --name config
+  seriatim submit /dev/shm/orders --to 3 shard.txt    all pass these, the worker of rank 3 gets them
   tail -f log | seriatim submit /dev/shm/orders         submits each line as it comes
   seriatim submit /dev/shm/orders commands.txt --name a --resume
 
@@ -63,6 +64,9 @@ pub(crate) struct Args {
     /// Commands in one ticket at most; only lines that are there already share one
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
+    /// To the worker of this rank alone: all pass the commands' indexes, it gets them. Each is a ticket of its own
+    #[arg(long, value_name = "RANK", conflicts_with = "batch")]
+    to: Option<u16>,
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
     #[arg(long)]
     lock: bool,
@@ -89,6 +93,7 @@ impl Args {
             commands: producer.max_batch().min(self.batch as usize),
             payload: producer.max_payload(),
             bytes: producer.max_batch_bytes() as usize,
+            to: self.to,
         };
         if self.resume {
             report.skipped = skip(&mut input, report.first)?;
@@ -129,6 +134,8 @@ struct Limits {
     payload: usize,
     /// Bytes of all of them, as a lane counts.
     bytes: usize,
+    /// The rank that they are for alone.
+    to: Option<u16>,
 }
 
 /// Submits everything and waits until the last command is in the order.
@@ -147,7 +154,7 @@ fn pump(
             unheard.look(&mut producer)?;
         }
         let more = batch.gather(input, limits);
-        batch.submit(&mut producer, report)?; // What was good before a bad line as well.
+        batch.submit(&mut producer, limits.to, report)?; // What was good before a bad line as well.
         if !more? {
             break;
         }
@@ -227,10 +234,22 @@ fn place(producer: &mut Producer, index: u64) -> Result<Option<u64>> {
     }
 }
 
-/// Submits a ticket when there is room, saying now and then what it waits for.
-fn submit(producer: &mut Producer, batch: &[(u16, &[u8])]) -> Result<Range<u64>> {
+/// Submits a ticket when there is room.
+fn submit(producer: &mut Producer, to: Option<u16>, batch: &[(u16, &[u8])]) -> Result<Range<u64>> {
+    let Some(rank) = to else {
+        return when_there_is_room(|at| producer.submit_batch_deadline(batch, at));
+    };
+    let first = producer.next_index();
+    for &(kind, line) in batch {
+        when_there_is_room(|at| producer.submit_to_deadline(rank, kind, line, at))?;
+    }
+    Ok(first..producer.next_index())
+}
+
+/// Repeats an attempt until there is room, saying now and then what it waits for.
+fn when_there_is_room<T>(mut attempt: impl FnMut(Instant) -> Result<T, SubmitError>) -> Result<T> {
     loop {
-        match producer.submit_batch_deadline(batch, Instant::now() + PATIENCE) {
+        match attempt(Instant::now() + PATIENCE) {
             Err(SubmitError::Full(full)) => complain(format_args!("still waiting for room: {}", full.by)),
             other => return Ok(other?),
         }
@@ -275,12 +294,12 @@ impl Batch {
     }
 
     /// Submits all lines and forgets them.
-    fn submit(&mut self, producer: &mut Producer, report: &mut SubmitReport) -> Result<()> {
+    fn submit(&mut self, producer: &mut Producer, to: Option<u16>, report: &mut SubmitReport) -> Result<()> {
         let commands: Vec<(u16, &[u8])> = self.lines.iter().map(|line| (0, line.as_slice())).collect();
         if commands.is_empty() {
             return Ok(());
         }
-        report.next = submit(producer, &commands)?.end;
+        report.next = submit(producer, to, &commands)?.end;
         report.commands += commands.len() as u64;
         report.bytes += commands.iter().map(|(_, line)| line.len() as u64).sum::<u64>();
         self.lines.clear();

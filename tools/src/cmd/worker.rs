@@ -47,6 +47,10 @@ pub(crate) struct Args {
     /// Name of this worker; there is one of a name at a time [default: worker-PID]
     #[arg(long)]
     name: Option<String>,
+    /// Its rank: it gets what is submitted to that alone (`submit --to`), and its part of commands that have one for each
+    /// rank, printed behind what all get. There is one of a rank at a time; without one it passes over all these
+    #[arg(long, value_name = "N")]
+    rank: Option<u16>,
     /// Where to print, replacing what is there; - is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     out: PathBuf,
@@ -90,7 +94,10 @@ impl Args {
         };
         let check = !self.unchecked && region.digest_of() == DigestOf::Payload;
         // What is not written yet is not done with: whoever comes after a worker that was killed is to get it again.
-        let options = JoinOptions::new().policy(policy).check_payloads(check).release_by_hand(true);
+        let mut options = JoinOptions::new().policy(policy).check_payloads(check).release_by_hand(true);
+        if let Some(rank) = self.rank {
+            options = options.rank(rank);
+        }
         let mut worker = Worker::join_with(&region, &name, &options)?;
         let mut printer = Printer {
             out,
@@ -180,6 +187,7 @@ impl Printer {
 
     fn take(&mut self, event: Event<'_>) {
         self.printed = Some(match event {
+            // Of one with parts, what all get.
             Event::Command(command) => payload_digest(command.payload),
             _ => 0,
         });
@@ -187,9 +195,11 @@ impl Printer {
             // A batch cannot be left in its middle: after a failed write the rest is dropped.
             Event::Command(command) if self.end.is_none() => {
                 self.commands += 1;
-                self.bytes += command.payload.len() as u64;
                 self.left -= 1;
-                let written = self.out.write_all(command.payload).and_then(|()| self.out.write_all(b"\n"));
+                let written = [command.payload, command.part.unwrap_or_default(), b"\n"]
+                    .into_iter()
+                    .try_for_each(|bytes| self.out.write_all(bytes));
+                self.bytes += (command.payload.len() + command.part.map_or(0, <[u8]>::len)) as u64;
                 if let Err(error) = written {
                     let what = format!("cannot write {}", self.to);
                     self.end = Some(Err(anyhow::Error::new(error).context(what)));

@@ -20,6 +20,8 @@ use seriatim::{
 pub(crate) struct Known {
     /// Every payload that a producer wrote.
     written: BTreeSet<Vec<u8>>,
+    /// Every part of a command.
+    parts: BTreeSet<Vec<u8>>,
     /// What is in the order, as far as a worker has seen it: the digest before it, its kind, its payload.
     placed: BTreeMap<u64, (Digest, u16, Vec<u8>)>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Image {
 }
 
 fn config() -> Config {
-    Config::new().order_slots(8).lane_cells(8).lane_bytes(512).producers(3).workers(3)
+    Config::new().order_slots(8).lane_cells(8).lane_bytes(1024).producers(3).workers(3).ranks(2)
 }
 
 /// A payload of `len` bytes that no other number has.
@@ -85,8 +87,8 @@ fn copy_of(path: &Path) -> Vec<u8> {
 fn live(life: usize, path: &Path) -> Vec<Image> {
     let region = Region::create(path, &config()).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
-    let mut w0 = Worker::join(&region, "w0").unwrap();
-    let mut w1 = Worker::join(&region, "w1").unwrap();
+    let [mut w0, mut w1] =
+        [0, 1].map(|r| Worker::join_with(&region, &format!("w{r}"), &JoinOptions::new().rank(r)).unwrap());
     let mut p0 = Producer::attach(&region, "p0").unwrap();
     let mut p1 = Producer::attach(&region, "p1").unwrap();
     let mut known = Known::default();
@@ -101,6 +103,15 @@ fn live(life: usize, path: &Path) -> Vec<Image> {
         p1.submit_batch(&[(2, half), (3, b"x")]).unwrap();
         p1.wait_sequenced(p1.next_index() - 1).unwrap();
         known.written.extend([bytes.clone(), half.to_vec(), b"x".to_vec()]);
+        if n % 4 == 1 {
+            // What is for one rank, and what has parts; so short that all fits for as long as nobody passes it.
+            let (third, parts) = (&bytes[..bytes.len() / 3], [&half[..half.len().min(30)], b"part"]);
+            p0.submit_to(n as u16 / 4 % 2, 6, third).unwrap();
+            p0.submit_parts(7, b"shared", &parts).unwrap();
+            p0.wait_sequenced(p0.next_index() - 1).unwrap();
+            known.written.extend([third.to_vec(), b"shared".to_vec()]);
+            known.parts.extend(parts.map(<[u8]>::to_vec));
+        }
         while let Some(event) = w0.poll().unwrap() {
             if let Event::Command(Command { seq, digest, kind, payload, .. }) = event {
                 known.placed.insert(seq.get(), (digest, kind, payload.to_vec()));
@@ -227,7 +238,10 @@ impl Trial<'_> {
         let mut written = BTreeSet::new();
         // What the tool does, most of the time.
         let checks = (self.choose)(8) != 0;
-        let options = JoinOptions::new().timeout(self.soon).check_payloads(checks);
+        let mut options = JoinOptions::new().timeout(self.soon).check_payloads(checks);
+        if let rank @ 0..2 = (self.choose)(3) {
+            options = options.rank(rank as u16);
+        }
         let mut worker = Worker::join_with(region, &format!("w{}", (self.choose)(4)), &options).ok();
         let options = AttachOptions::new().timeout(self.soon);
         let mut producer = Producer::attach_with(region, &format!("p{}", (self.choose)(4)), &options).ok();
@@ -254,6 +268,8 @@ impl Trial<'_> {
                 let _ = producer.try_submit(n as u16, &bytes).map_err(|error| error.to_string());
                 (self.strike)();
                 let _ = producer.try_submit_batch(&[(n as u16, third), (n as u16, b"y")]);
+                let _ = producer.try_submit_to((self.choose)(3) as u16, n as u16, third);
+                let _ = producer.try_submit_parts(n as u16, third, &[b"part".as_slice(), b""]);
                 receive(self, &written);
             }
             written.insert(b"z".to_vec());
@@ -268,8 +284,10 @@ impl Trial<'_> {
 
     /// A payload that a worker delivered which checks them is not silently wrong.
     fn compare(&mut self, written: &BTreeSet<Vec<u8>>, command: &Command<'_>, kind_was_wrong: &mut bool) {
-        let Command { seq, payload, kind, digest, .. } = *command;
+        let Command { seq, payload, kind, digest, part, .. } = *command;
         let is_known = self.known.written.contains(payload) || written.contains(payload);
+        let is_part = |part: &[u8]| part.is_empty() || part == b"part" || self.known.parts.contains(part);
+        assert!(part.is_none_or(is_part), "nobody submitted the part that was delivered at {seq}: {part:?}");
         assert!(is_known, "nobody submitted what was delivered at {seq}: {payload:?}");
         if let Some((before, placed_kind, placed)) =
             self.known.placed.get(&seq.get()).filter(|_| self.only_lanes)

@@ -57,7 +57,8 @@ pub(crate) struct Engine {
 impl Engine {
     /// A small region, in which everything wraps soon.
     pub(crate) fn new(what: String) -> Engine {
-        let config = Config::new().order_slots(16).lane_cells(16).lane_bytes(4096).producers(6).workers(5);
+        let config = Config::new().order_slots(16).lane_cells(16).lane_bytes(4096).producers(6);
+        let config = config.workers(5).ranks(4);
         Self::with(what, &config)
     }
 
@@ -317,7 +318,7 @@ impl Engine {
             }
             me.running.is_empty()
         });
-        let checked = stream::check(self.records.path());
+        let checked = stream::check(self.records.path(), self.region.geometry().ranks);
         let checked = checked.unwrap_or_else(|wrong| self.fail(&wrong));
         for (&producer, &commands) in &checked.commands_of {
             let returned = self.acked(producer);

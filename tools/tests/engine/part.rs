@@ -13,7 +13,7 @@ use seriatim::{
     WorkerError,
 };
 
-use super::stream::{Recorder, Told, payload};
+use super::stream::{Recorder, Told, parts, payload};
 use super::this_program;
 
 // Words of the table that the processes share.
@@ -133,6 +133,7 @@ fn attach(region: &Region, name: &str) -> Producer {
 fn produce(region: &Region, table: &Stamps, part: &Part) {
     let me = part.index;
     let mut producer = attach(region, &format!("p{me}"));
+    let ranks = region.geometry().ranks;
     let mut told = Told::new(File::create(&part.out).unwrap());
     table.set(PRODUCER + me, std::process::id().into());
     loop {
@@ -154,7 +155,7 @@ fn produce(region: &Region, table: &Stamps, part: &Part) {
                 let mut bytes = 0;
                 let fits = |(_, payload): &(u16, Vec<u8>)| {
                     bytes += payload.len().next_multiple_of(64) as u64;
-                    bytes <= producer.max_batch_bytes()
+                    bytes <= producer.max_batch_bytes() && parts(payload, ranks).is_none()
                 };
                 let batch: Vec<(u16, Vec<u8>)> = (0..most).map(made).take_while(fits).collect();
                 let count = batch.len() as u64;
@@ -170,7 +171,10 @@ fn produce(region: &Region, table: &Stamps, part: &Part) {
             }
             _ => {
                 let (kind, bytes) = made(0);
-                producer.submit_at(next, kind, &bytes).unwrap();
+                match parts(&bytes, ranks) {
+                    Some(parts) => producer.submit_parts_at(next, kind, &bytes, &parts).unwrap(),
+                    None => producer.submit_at(next, kind, &bytes).unwrap(),
+                }
             }
         }
         table.set(ACKED + me, producer.next_index());
@@ -192,11 +196,11 @@ fn idle(region: &Region, table: &Stamps) {
 /// Writes down what it receives, each event before its gate passes it.
 fn work(region: &Region, table: &Stamps, part: &Part) {
     let me = part.index;
-    let mut worker = join(region, &format!("w{me}"));
+    let mut worker = join(region, me);
     table.set(FIRST + me, worker.first().get());
     table.set(SEEN + me, worker.first().get());
     table.set(WORKER + me, std::process::id().into());
-    let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker);
+    let mut recorder = Recorder::new(File::create(&part.out).unwrap(), &worker, region.geometry().ranks);
     loop {
         // With a deadline it may never come to sleep where others use the processors up.
         let deadline = (table.get(PATIENT) == 0).then(|| Instant::now() + Duration::from_millis(5));
@@ -224,12 +228,19 @@ fn work(region: &Region, table: &Stamps, part: &Part) {
     }
 }
 
-fn join(region: &Region, name: &str) -> Worker {
+/// Joins, with a rank if there is one for it; who had name and rank may be dying yet.
+fn join(region: &Region, me: usize) -> Worker {
     let until = Instant::now() + ANSWER;
+    let (name, mut options) = (format!("w{me}"), JoinOptions::new().timeout(ANSWER));
+    if (me as u64) < region.geometry().ranks {
+        options = options.rank(me as u16);
+    }
     loop {
-        match Worker::join_with(region, name, &JoinOptions::new().timeout(ANSWER)) {
+        match Worker::join_with(region, &name, &options) {
             Ok(worker) => return worker,
-            Err(AttachError::NameTaken { .. }) if Instant::now() < until => thread::sleep(TICK),
+            Err(AttachError::NameTaken { .. } | AttachError::RankTaken { .. }) if Instant::now() < until => {
+                thread::sleep(TICK)
+            }
             Err(error) => panic!("{name}: {error}"),
         }
     }

@@ -16,6 +16,7 @@ use seriatim::{
 use seriatim_ring::control::NameWords;
 use seriatim_ring::digest::{Folded, START, fold};
 use seriatim_ring::event;
+use seriatim_ring::parts::{self, Address};
 
 use super::Random;
 
@@ -32,6 +33,34 @@ pub(crate) fn payload(producer: usize, index: u64) -> (u16, Vec<u8>) {
         _ => random.below(1500),
     };
     ((index % KINDS) as u16, (0..len).map(|_| random.next() as u8).collect())
+}
+
+/// The parts of a command, in a region of so many ranks, if it is divided: beginnings of its payload, which all get.
+pub(crate) fn parts(payload: &[u8], ranks: u64) -> Option<Vec<&[u8]>> {
+    let (len, ranks) = (payload.len(), ranks as usize);
+    let is_split = ranks > 0 && len % 8 == 2 && len <= 300;
+    is_split.then(|| (1..=ranks).map(|nth| &payload[..len * nth / (ranks + 1)]).collect())
+}
+
+/// What a command with parts has in its cell, by the format: its length, and the digest of its table.
+fn divided(payload: &[u8], parts: &[&[u8]]) -> (u32, u64) {
+    let mut extent = parts::Extent::of_table(parts.len());
+    extent.add(payload.len());
+    let mut table = parts::head(parts.len() as u16, payload.len() as u32, payload_digest(payload)).to_vec();
+    for (nth, part) in parts.iter().enumerate() {
+        let offset = extent.add(part.len()) as u32;
+        let span = parts::Span { offset, len: part.len() as u32, digest: payload_digest(part) };
+        table.extend(parts::entry(nth, span).1);
+    }
+    let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_ne_bytes()).collect();
+    (extent.bytes() as u32, payload_digest(&bytes))
+}
+
+/// The address of who has a name of ours.
+fn address(name: &NameWords, ranks: u64) -> Address {
+    let name = text(name);
+    let nth = name.strip_prefix('w').and_then(|nth| nth.parse::<u16>().ok());
+    Address::of_worker(nth.filter(|&nth| u64::from(nth) < ranks))
 }
 
 // What a record is about.
@@ -57,11 +86,13 @@ fn has_name(what: u64) -> bool {
 /// Writes a worker's records, each at once, so that a killed worker has written all that it passed.
 pub(crate) struct Recorder {
     file: File,
+    rank: Option<u16>,
+    ranks: u64,
 }
 
 impl Recorder {
-    pub(crate) fn new(file: File, worker: &Worker) -> Recorder {
-        let mut recorder = Recorder { file };
+    pub(crate) fn new(file: File, worker: &Worker, ranks: u64) -> Recorder {
+        let mut recorder = Recorder { file, rank: worker.rank(), ranks };
         recorder.write(&[worker.first().get(), FIRST, 0, 0, 0, 0]);
         recorder
     }
@@ -80,6 +111,9 @@ impl Recorder {
         let member = |what, change: &MemberChange| named(seq, what, change.number, change.slot, &change.name);
         let words = match event {
             Event::Command(c) => {
+                let part =
+                    parts(c.payload, self.ranks).zip(self.rank).map(|(parts, rank)| parts[usize::from(rank)]);
+                assert_eq!(c.part, part, "{c:?}");
                 let what = COMMAND | u64::from(c.kind) << 16 | (c.payload.len() as u64) << 32;
                 vec![seq, what, c.producer, c.index, payload_digest(c.payload), c.digest.0]
             }
@@ -168,7 +202,7 @@ pub(crate) struct Checked {
 }
 
 /// Checks all that the workers of an engine wrote; what is wrong otherwise.
-pub(crate) fn check(records: &Path) -> Result<Checked, String> {
+pub(crate) fn check(records: &Path, ranks: u64) -> Result<Checked, String> {
     let logs = read_logs(records)?;
     let mut order: Vec<Option<Row>> = Vec::new();
     let mut checked = Checked { joins: logs.len() as u64, ..Checked::default() };
@@ -176,7 +210,7 @@ pub(crate) fn check(records: &Path) -> Result<Checked, String> {
         merge(log, &mut order)?;
         checked.compared += log.rows.len() as u64;
     }
-    let digests = follow(&order, &mut checked)?;
+    let digests = follow(&order, ranks, &mut checked)?;
     for log in &logs {
         if let Some((next, digest)) = log.last
             && digests[next as usize] != digest
@@ -286,8 +320,8 @@ fn merge(log: &Log, order: &mut Vec<Option<Row>>) -> Result<(), String> {
 }
 
 /// Follows the order from its beginning and recomputes everything; the digest before each index.
-fn follow(order: &[Option<Row>], checked: &mut Checked) -> Result<Vec<u64>, String> {
-    let mut world = World::default();
+fn follow(order: &[Option<Row>], ranks: u64, checked: &mut Checked) -> Result<Vec<u64>, String> {
+    let mut world = World { ranks, ..World::default() };
     let mut digests = vec![START];
     let mut chain = START;
     for (seq, row) in order.iter().enumerate() {
@@ -314,6 +348,7 @@ fn follow(order: &[Option<Row>], checked: &mut Checked) -> Result<Vec<u64>, Stri
 /// What follows from the part of the order that was followed.
 #[derive(Default)]
 struct World {
+    ranks: u64,
     /// Names by number.
     producers: HashMap<u64, String>,
     /// Numbers of those who own a lane.
@@ -350,7 +385,11 @@ impl World {
         if before != chain {
             return Err(format!("index {seq}: the digest of all before is {before:x}, not {chain:x}"));
         }
-        Ok(Folded { producer: number, index, len: bytes.len() as u32, kind, payload: digest })
+        let (address, (len, payload)) = match parts(&bytes, self.ranks) {
+            Some(parts) => (Address::PARTS, divided(&bytes, &parts)),
+            None => (Address::ALL, (bytes.len() as u32, digest)),
+        };
+        Ok(Folded { producer: number, index, len, kind, address, payload })
     }
 
     /// A change of the world: one that makes sense where it stands.
@@ -363,13 +402,13 @@ impl World {
                 if self.members.insert(number, name).is_some() {
                     return wrong("joined twice");
                 }
-                event::Event::Joined { slot: slot as u16, number, name }
+                event::Event::Joined { slot: slot as u16, number, name, address: address(&name, self.ranks) }
             }
             LEFT => {
                 if self.members.remove(&number) != Some(name) {
                     return wrong("left without having joined");
                 }
-                event::Event::Left { slot: slot as u16, number, name }
+                event::Event::Left { slot: slot as u16, number, name, address: address(&name, self.ranks) }
             }
             ATTACHED => {
                 let base = *self.cells.entry(slot).or_default();
@@ -403,7 +442,8 @@ impl World {
         let (kind, words) = event.encode();
         let index = self.changes;
         self.changes += 1;
-        Ok(Folded { producer: 0, index, len: event::BYTES, kind, payload: event::digest(&words) })
+        let payload = event::digest(&words);
+        Ok(Folded { producer: 0, index, len: event::BYTES, kind, address: Address::ALL, payload })
     }
 }
 
