@@ -244,8 +244,8 @@ fn who_is_let_in_into_a_slot_that_was_looked_at_is_not_missed() {
             thread::spawn(move || {
                 let s = memory.shared();
                 orderer.drop_gate(&s, 1);
-                assert_eq!(orderer.join(&s, 0, first, name(2)), Some(index));
-                assert!(orderer.join(&s, 2, second, name(3)).unwrap() > index);
+                assert_eq!(orderer.join(&s, 0, first, name(2), Address::ALL), Some(index));
+                assert!(orderer.join(&s, 2, second, name(3), Address::ALL).unwrap() > index);
             })
         };
         let mut behind = 0;

@@ -91,22 +91,27 @@ impl<const N: usize> Reports<N> {
 
     /// The reports that are kept, oldest first. One that is overwritten meanwhile is left out.
     pub fn recent(&self) -> impl Iterator<Item = Report> + '_ {
-        // ORDERING [A1]: Acquire; pairs with the Release in `push`: the words of all reports before are visible.
-        let written = self.written.load(Ordering::Acquire);
+        let written = self.written();
         let kept = (1..N as u64).rev().map(move |age| written.wrapping_sub(age));
         kept.filter_map(|number| self.whole(number)).filter(|report| report.member != 0)
     }
 
     /// The report for an index, if it is kept. Of a page whose reports are for indexes that grow.
     pub fn at(&self, index: u64) -> Option<Report> {
-        // ORDERING [A1]: Acquire; pairs with the Release in `push`.
-        let written = self.written.load(Ordering::Acquire);
+        let written = self.written();
         let kept = |age: u64| self.whole(written.wrapping_sub(age)).filter(|report| report.member != 0);
         let newest = (1..N as u64).find_map(kept)?;
         // Of one who reports each index it lies so far back, and of nobody farther.
         let back = newest.index.checked_sub(index)?.saturating_add(1).min(Self::KEPT as u64);
         let mut found = (1..=back).rev().filter_map(kept).take_while(|report| report.index <= index);
         found.find(|report| report.index == index)
+    }
+
+    /// How many there have been.
+    #[inline]
+    fn written(&self) -> u64 {
+        // ORDERING [A1]: Acquire; pairs with the Release in `push`: the words of all reports before are visible.
+        self.written.load(Ordering::Acquire)
     }
 
     /// A report that was kept when somebody looked, if it still is.
