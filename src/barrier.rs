@@ -14,6 +14,7 @@ use seriatim_ring::sync::Ordering;
 use crate::assistance::Helper;
 use crate::error::HeldBy;
 use crate::name::Name;
+use crate::poison::OnDivergence;
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
 use crate::region::snapshot::State;
@@ -82,8 +83,11 @@ pub enum ApplyError {
         /// The index that the order would go on at.
         next: Seq,
     },
-    /// The order was ended for good before it: workers differ; see [`Region::poison`].
-    #[error("the order is poisoned at index {at}, before {seq}: workers differ since index {diverged}")]
+    /// The order was ended for good before it, or in lockstep before anybody was given it: workers differ; see
+    /// [`Region::poison`].
+    #[error(
+        "the order is poisoned at index {at}, nobody applies {seq}: workers differ since index {diverged}"
+    )]
     Poisoned {
         /// The index.
         seq: Seq,
@@ -185,6 +189,13 @@ impl Region {
         if behind.is_empty() && is_passed { Progress::Applied } else { Progress::Waiting(next, behind) }
     }
 
+    /// Whether workers that keep step have been found to differ before an index: they are given nothing of what follows.
+    fn differs_before(&self, seq: Seq) -> bool {
+        let mut pages = self.map().worker_pages().iter();
+        self.on_divergence() == OnDivergence::Lockstep
+            && pages.any(|page| page.pace.found_at().is_some_and(|found| found < seq.get()))
+    }
+
     fn late(&self, seq: Seq, next: Seq, behind: Vec<Behind>) -> ApplyError {
         let by = match behind.is_empty() {
             true if seq >= next => self.order_held_by(),
@@ -211,6 +222,11 @@ pub(crate) fn wait_applied(
         let poisoned = region.poisoned_at();
         let is_over = matches!(region.state(), State::Closed | State::Exhausted);
         let (next, behind) = match region.progress(seq) {
+            // In lockstep, what lies behind a difference is passed by all and given to none: the poison will come.
+            Progress::Applied if region.differs_before(seq) => match poisoned {
+                Some((at, diverged)) => return Err(ApplyError::Poisoned { seq, at, diverged }),
+                None => (published(region.map().control()).0, Vec::new()),
+            },
             Progress::Applied => return Ok(()),
             Progress::NotThere(_) if poisoned.is_some() => {
                 let (at, diverged) = poisoned.unwrap_or_default();

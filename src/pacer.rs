@@ -4,13 +4,16 @@
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
+use seriatim_ring::control::MemberEntry;
 use seriatim_ring::event::Event as Own;
 use seriatim_ring::pace::{self, Finding};
 use seriatim_ring::reports::{REPORTS, Report};
 use seriatim_ring::sequencer::done_with;
+use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
 
 use crate::fold::Met;
+use crate::liveness::Role;
 use crate::poison::OnDivergence;
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
@@ -50,6 +53,8 @@ pub(crate) struct Pacer {
     /// The poison that it was given, and since where workers differ.
     poisoned: Option<(Seq, Seq)>,
     held: bool,
+    /// Slots and generations of those that are dead, although there is nobody to say so in the order.
+    dead: Vec<(u16, u64)>,
 }
 
 impl Pacer {
@@ -69,10 +74,11 @@ impl Pacer {
             end: None,
             poisoned: None,
             held: false,
+            dead: Vec::new(),
         }))
     }
 
-    /// Whether the worker may be given what is `next`, if there is anything: it asks, so it is done with all before that.
+    /// Whether the worker may be given what is `next`: it asks, so it is done with all before that. Not if it is not there.
     pub(crate) fn may_go_on(
         &mut self,
         region: &Region,
@@ -85,13 +91,15 @@ impl Pacer {
         if !self.in_step {
             self.finish(region, next);
         }
+        self.held = false;
         if is_there && next >= self.first {
             if let Some(seq) = self.unreported {
                 return Err(WorkerError::Unreported { seq });
             }
             self.held = !(next < self.open || self.look(region, next));
         }
-        Ok(!self.held)
+        // What comes between this look and the next one has not been asked about.
+        Ok(is_there && !self.held)
     }
 
     /// Whether a look at the others finds that it may go on.
@@ -130,7 +138,11 @@ impl Pacer {
     fn slowest_other(&self, region: &Region) -> Option<Seq> {
         let map = region.map();
         let all = map.members().iter().zip(map.worker_pages()).enumerate();
-        let others = all.filter(|&(slot, _)| slot != usize::from(self.slot));
+        let lives = |slot: usize, member: &MemberEntry| {
+            let generation = member.generation.load(Ordering::Relaxed);
+            slot != usize::from(self.slot) && !self.dead.contains(&(slot as u16, generation))
+        };
+        let others = all.filter(|&(slot, (member, _))| lives(slot, member));
         others.filter_map(|(_, (member, page))| done_with(member, page)).min()
     }
 
@@ -154,6 +166,8 @@ impl Pacer {
     pub(crate) fn passed(&mut self, region: &Region, seq: Seq) {
         if self.in_step {
             self.finish(region, seq.plus(1));
+            // The fence that a wake-up has to follow.
+            pace::reported();
             wait::wake(&region.map().bells().workers, FOR_WORK);
         }
     }
@@ -204,6 +218,21 @@ impl Pacer {
         true
     }
 
+    /// Notes who of the others has died. The sequencer sees to that, and says so in the order; where there is none, because
+    /// the order is closed or poisoned or nobody has taken over, the dead would be waited for.
+    fn find_the_dead(&mut self, region: &Region) {
+        if region.is_alive(Role::Sequencer) {
+            return;
+        }
+        for (slot, member) in (0..).zip(region.map().members()) {
+            let generation = member.generation.load(Ordering::Relaxed);
+            let is_known = slot == self.slot || self.dead.contains(&(slot, generation));
+            if !is_known && member.is_live() && !region.is_alive(Role::Member { slot, generation }) {
+                self.dead.push((slot, generation));
+            }
+        }
+    }
+
     /// Whether there is something that the worker may not be given yet.
     pub(crate) fn is_held(&self) -> bool {
         self.held
@@ -211,7 +240,7 @@ impl Pacer {
 
     /// Sleeps until the others may have come on.
     pub(crate) fn sleep(
-        &self,
+        &mut self,
         region: &Region,
         next: Seq,
         deadline: Option<Instant>,
@@ -220,6 +249,7 @@ impl Pacer {
         if !self.in_step {
             let left = deadline.map_or(PAUSE, |at| at.saturating_duration_since(Instant::now()));
             std::thread::sleep(left.min(PAUSE));
+            self.find_the_dead(region);
             return vigil.glance(region);
         }
         let is_open = || {
@@ -230,7 +260,27 @@ impl Pacer {
         if wait::sleep(&region.map().bells().workers, FOR_WORK, deadline, is_open) {
             return Ok(());
         }
+        self.find_the_dead(region);
         // The deadline may have been near.
         vigil.glance(region)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+    use crate::region::layout::Part;
+
+    #[test]
+    fn what_was_not_there_when_it_asked_is_not_given() {
+        let config = Config::new().workers(2).on_divergence(OnDivergence::Lockstep);
+        let region = Region::anonymous(&config).unwrap();
+        region.make_writable("a worker", &[Part::Worker(0)]).unwrap();
+        let mut pacer = Pacer::of(&region, 0, Seq::ZERO).unwrap();
+        // It may come right after.
+        assert_eq!(pacer.may_go_on(&region, Seq::ZERO, false), Ok(false));
+        assert!(!pacer.is_held(), "nobody is waited for");
+        assert_eq!(pacer.may_go_on(&region, Seq::ZERO, true), Ok(true));
     }
 }

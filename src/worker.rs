@@ -877,7 +877,7 @@ impl Worker {
             if idle.step() {
                 self.helper.hand_back();
                 let Worker { region, fold, vigil, pacer, .. } = self;
-                if let Some(pacer) = pacer.as_ref().filter(|pacer| pacer.is_held()) {
+                if let Some(pacer) = pacer.as_mut().filter(|pacer| pacer.is_held()) {
                     pacer.sleep(region, fold.next(), deadline, vigil)?;
                     continue;
                 }
@@ -896,7 +896,7 @@ impl Worker {
             self.check()?;
         }
         self.vigil.glance(&self.region)?;
-        if let Some(pacer) = self.pacer.as_ref().filter(|pacer| pacer.is_held()) {
+        if let Some(pacer) = self.pacer.as_mut().filter(|pacer| pacer.is_held()) {
             // Nobody wakes it there when the others have come on.
             self.helper.hand_back();
             let soon = Some(Instant::now() + Duration::from_millis(1));

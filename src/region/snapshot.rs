@@ -270,7 +270,6 @@ impl Region {
         self.map().control().reign.pid.load(Ordering::Relaxed)
     }
 
-    /// The sequencer's process, as it says itself.
     /// Whether all that are left have let go, or are ending: then it is a matter of time until they are gone. A child that
     /// is being started has its parent's locks until it runs.
     pub(crate) fn is_being_left(&self) -> bool {
@@ -286,6 +285,7 @@ impl Region {
                 .all(|slot| leaves(Role::Worker(slot), &map.worker_page(slot).party))
     }
 
+    /// The sequencer's process, as it says itself.
     pub(crate) fn sequencer_process(&self) -> Process {
         let reign = &self.map().control().reign;
         Process { pid: self.sequencer_pid(), started: reign.started.load(Ordering::Relaxed) }

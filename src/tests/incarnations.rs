@@ -181,6 +181,8 @@ fn a_newcomer_at_the_anchor_hears_whom_the_others_hear() {
     desk.free();
     old.blindly().submit(0, &raw("late")).unwrap();
     new.send(&"soon".into()).unwrap();
+    // In the order before the newcomer asks.
+    desk.turn();
     let mut second = desk.receiver("second");
     old.blindly().submit(0, &raw("later")).unwrap();
     new.send(&"heard".into()).unwrap();

@@ -178,6 +178,38 @@ fn in_lockstep_nobody_acts_on_anything_behind_a_difference() {
             assert_eq!((one.acted, one.behind), (Seq::new(began), 0), "{one:?}");
         }
         check_told(&region, at, began);
+        // Passed by all, and given to none.
+        let soon = Instant::now() + Duration::from_secs(60);
+        assert_eq!(region.wait_applied(Seq::new(began), soon), Ok(()));
+        let never = region.wait_applied(Seq::new(began + 1), soon);
+        assert!(matches!(never, Err(ApplyError::Poisoned { at: a, .. }) if a == at), "{never:?}");
+    }
+}
+
+#[test]
+fn once_the_order_is_closed_the_dead_are_not_waited_for() {
+    for what in [OnDivergence::Lockstep, OnDivergence::Poison] {
+        let mut desk = Desk::new(&config(what).lane_cells(512));
+        let (mut red, green) = (desk.worker("red"), desk.worker("green"));
+        let mut producer = desk.producer("p");
+        (0..300).for_each(|_| _ = producer.try_submit(0, b"").unwrap());
+        desk.turn();
+        desk.sequencer.close();
+        while !desk.sequencer.poll(16).unwrap().closed {}
+        let Desk { region, sequencer } = desk;
+        drop(sequencer);
+        green.fall();
+        let mut given = 0;
+        loop {
+            let event = red.recv_deadline(Instant::now() + Duration::from_secs(60)).unwrap();
+            match event.unwrap_or_else(|| panic!("{what:?}: it waits for the dead, {:?}", region.awaited())) {
+                Event::Command(_) => given += 1,
+                Event::Closed { .. } => break,
+                _ => {}
+            }
+            red.report(7).unwrap();
+        }
+        assert_eq!(given, 300, "{what:?}");
     }
 }
 

@@ -36,7 +36,8 @@ pub(crate) struct Args {
     /// How many workers may be attached at a time
     #[arg(long, value_name = "N")]
     workers: Option<u64>,
-    /// Among how many workers commands can be divided: their ranks are 0 to N-1 (`worker --rank`, `submit --to`)
+    /// Among how many workers commands can be divided: their ranks are 0 to N-1 (`worker --rank`, `submit --to`);
+    /// at most as many as there are `--workers`
     /// [default: 0]
     #[arg(long, value_name = "N")]
     ranks: Option<u64>,

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// Do not check payloads against the digests that their producers took, if the region has them
     #[arg(long)]
     unchecked: bool,
-    /// Report a fingerprint of what was printed, for each index: `stat` compares it with those of others who do this. In a
+    /// Report a fingerprint of the command that was printed last, for each index: `stat` compares it with those of others who do this. In a
     /// region whose workers keep step (`create --on-divergence lockstep`) each does in any case
     #[arg(long)]
     report: bool,
