@@ -73,8 +73,8 @@ pub(crate) struct Args {
     /// Do not check payloads against the digests that their producers took, if the region has them
     #[arg(long)]
     unchecked: bool,
-    /// Report a fingerprint of the command that was printed last, for each index: `stat` compares it with those of others who do this. In a
-    /// region whose workers keep step (`create --on-divergence lockstep`) each does in any case
+    /// Report a fingerprint of the command that was printed last, for each index: `stat` compares it with those of others
+    /// who do this. In a region whose workers keep step (`create --on-divergence lockstep`) each does in any case
     #[arg(long)]
     report: bool,
     /// The same as --digest, as JSON
