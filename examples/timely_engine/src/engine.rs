@@ -134,7 +134,6 @@ impl<'a> Engine<'a> {
     }
 
     fn hear(&mut self, timely: &mut Worker, command: Command) {
-        self.commands += 1;
         let known = match (command.effect(), &mut self.known) {
             (Effect::Passes, _) => Ok(true),
             (_, Known::All(history)) => history.push(command.clone()).map(|()| true),
@@ -146,6 +145,8 @@ impl<'a> Engine<'a> {
             Ok(false) => {}
             Err(error) => self.refuse(nonce_of(&command), in_words(&error)),
         }
+        // After it: a question is told how many came before it.
+        self.commands += 1;
     }
 
     fn carry_out(&mut self, timely: &mut Worker, command: Command) {
