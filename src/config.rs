@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use seriatim_ring::lane::max_payload;
-use seriatim_ring::{Seq, parts, tickets};
+use seriatim_ring::{Seq, parts, spill, tickets};
 
 use crate::poison::OnDivergence;
 use crate::region::layout::{Geometry, Layout};
@@ -181,6 +181,7 @@ impl Default for Config {
                 producers: 8,
                 workers: 16,
                 ranks: 0,
+                spill_bytes: 64 << 30,
             },
             mode: 0o600,
             group: None,
@@ -215,9 +216,21 @@ impl Config {
     }
 
     /// Bytes of each lane for payloads over 40 bytes: a power of two from 128 to 2^40, default 4 MiB. A payload
-    /// can be half of it, and has less than 4 GiB.
+    /// can be half of it, if it has less than 4 GiB; what is longer is [spilled](Self::spill_bytes).
     pub fn lane_bytes(mut self, bytes: u64) -> Self {
         self.geometry.lane_bytes = bytes;
+        self
+    }
+
+    /// How many bytes each producer can have outstanding of payloads that are too long for its lane: a power of two from
+    /// 2 MiB to 2^48, default 64 GiB, or 0 for no such payloads. One of them can have half of it.
+    ///
+    /// They lie behind the region's pages in the same file, which is address space: pages are reserved when such a
+    /// command is submitted, as many as it needs, and given back when the last worker has passed it. So this is how far
+    /// they can grow, not what they take. It counts against the longest file that a file system allows, which on tmpfs
+    /// is no matter, and is 16 TiB on ext4.
+    pub fn spill_bytes(mut self, bytes: u64) -> Self {
+        self.geometry.spill_bytes = bytes;
         self
     }
 
@@ -297,10 +310,16 @@ impl Config {
         self
     }
 
-    /// The longest payload of a command in bytes: half of a lane's bytes, 40 in any case, and less than 4 GiB.
+    /// The longest payload in bytes that lies in a lane: half of a lane's bytes, 40 in any case, and less than 4 GiB.
     #[must_use]
     pub fn max_payload(&self) -> u64 {
         max_payload(self.geometry.lane_bytes)
+    }
+
+    /// The longest payload of a command in bytes, wherever it lies.
+    #[must_use]
+    pub fn max_command(&self) -> u64 {
+        self.geometry.max_command()
     }
 
     /// The size of the region in bytes.
@@ -324,11 +343,19 @@ impl Config {
 }
 
 impl Geometry {
+    /// The longest payload of a command in bytes, wherever it lies.
+    pub(crate) fn max_command(&self) -> u64 {
+        max_payload(self.lane_bytes).max(spill::max_len(self.spill_bytes))
+    }
+
     /// Checks each number and lays the region out.
     pub(crate) fn layout(&self) -> Result<Layout, ConfigError> {
         power_of_two("order slots", self.order_slots, 2, 1 << 24)?;
         power_of_two("lane cells", self.lane_cells, 2, 1 << 18)?;
         power_of_two("lane bytes", self.lane_bytes, 128, 1 << 40)?;
+        if self.spill_bytes != 0 {
+            power_of_two("spill bytes", self.spill_bytes, 2 << 20, 1 << 48)?;
+        }
         let numbers = [
             ("producers", self.producers, 1, 1000),
             ("workers", self.workers, 1, 1024),
@@ -368,6 +395,8 @@ mod tests {
             (Config::new().order_slots(1 << 25), "33554432", "next: 16777216"),
             (Config::new().lane_cells(1 << 63), "9223372036854775808", "262144"),
             (Config::new().lane_bytes(u64::MAX), "18446744073709551615", "1099511627776"),
+            (Config::new().spill_bytes(1 << 20), "spill bytes is 1048576", "next: 2097152"),
+            (Config::new().spill_bytes(3 << 40), "spill bytes is 3298534883328", "next: 4398046511104"),
             (Config::new().producers(1001), "producers is 1001", "1 to 1000"),
             (Config::new().workers(0), "workers is 0", "1 to 1024"),
             (Config::new().workers(3).ranks(4), "ranks is 4", "0 to 3"),
@@ -396,13 +425,15 @@ mod tests {
     fn a_payload_is_half_a_lane_and_less_than_4_gib() {
         assert_eq!(Config::new().lane_bytes(1 << 32).max_payload(), 1 << 31);
         for shift in 33..=40 {
-            assert_eq!(Config::new().lane_bytes(1 << shift).max_payload(), u64::from(u32::MAX));
+            assert_eq!(Config::new().lane_bytes(1 << shift).max_payload(), u64::from(u32::MAX) - 1);
         }
+        assert_eq!(Config::new().max_command(), 32 << 30);
+        assert_eq!(Config::new().spill_bytes(0).max_command(), 2 << 20);
     }
 
     #[test]
     fn the_largest_values_together_do_not_overflow() {
         let config = Config::new().producers(1000).lane_bytes(1 << 40).lane_cells(1 << 18).workers(1024);
-        assert!(config.region_bytes().is_ok());
+        assert!(config.spill_bytes(1 << 48).region_bytes().is_ok());
     }
 }

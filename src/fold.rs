@@ -1,5 +1,7 @@
 //! [`Fold`]: following the order through the lanes, cell by cell, with the chain digest.
 
+use std::sync::Arc;
+
 use seriatim_ring::Seq;
 use seriatim_ring::control::{LaneEntry, ProducerRole};
 use seriatim_ring::digest::{Place, fold_at};
@@ -8,7 +10,7 @@ use seriatim_ring::gate::Past;
 use seriatim_ring::incarnations::{Current, HELLO, HELLO_BYTES, Hello, INITIALIZED, RESERVED};
 use seriatim_ring::lane::{BadCell, Entry, Lane, Owner};
 use seriatim_ring::order::{Fault, Follower, Step};
-use seriatim_ring::parts::Address;
+use seriatim_ring::parts::{Address, Span};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 
 use crate::config::DigestOf;
@@ -16,7 +18,8 @@ use crate::event::Command;
 use crate::fork::Alarm;
 use crate::parts::{self, View};
 use crate::payload::{self, payload_digest};
-use crate::region::map::{Map, WordsAt};
+use crate::region::map::{Map, WordMap, WordsAt};
+use crate::region::spill::{self, Unmapped};
 use crate::{Digest, crash_point};
 
 /// Something in the order or a lane that cannot be.
@@ -31,6 +34,17 @@ pub struct Corrupt {
     pub found: u64,
     /// What it had to be, or can be at most.
     pub expected: u64,
+}
+
+/// What keeps somebody from the next command.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(crate) enum Stopped {
+    /// Something that cannot be.
+    #[error(transparent)]
+    Corrupt(#[from] Corrupt),
+    /// Its payload could not be mapped.
+    #[error(transparent)]
+    Unmapped(#[from] Unmapped),
 }
 
 /// A command that was met and folded in.
@@ -67,8 +81,11 @@ pub(crate) enum Said {
 
 impl Met {
     /// What is handed out of a user's command.
-    pub(crate) fn command<'m>(&self, map: &'m Map) -> Command<'m> {
-        let words = map.lane(self.lane).payload(&self.entry);
+    pub(crate) fn command<'m>(&self, map: &'m Map, fold: &'m Fold) -> Command<'m> {
+        let words = match &fold.opened {
+            Some(spill) if self.entry.is_spilled() => spill.words(),
+            _ => map.lane(self.lane).payload(&self.entry),
+        };
         Command {
             seq: self.seq,
             producer: self.owner.number,
@@ -126,6 +143,10 @@ pub(crate) struct Fold {
     rank: Option<u16>,
     /// Whether it notes in the region where an incarnation ended.
     notes_ends: bool,
+    /// Whether payloads are read, and not folded alone.
+    reads: bool,
+    /// The payload that was met last, if it does not lie in its lane: mapped until the next is met.
+    opened: Option<Arc<WordMap>>,
 }
 
 impl Fold {
@@ -145,6 +166,8 @@ impl Fold {
             ranks: map.ranks(),
             rank: None,
             notes_ends: false,
+            reads: false,
+            opened: None,
         };
         fold.listen();
         fold
@@ -156,9 +179,9 @@ impl Fold {
         self
     }
 
-    /// As the worker of a rank: it gets what is for that.
-    pub(crate) fn of_rank(mut self, rank: Option<u16>) -> Self {
-        self.rank = rank;
+    /// As a worker, of a rank if it has one: it gets what is for that, and reads it.
+    pub(crate) fn of_worker(mut self, rank: Option<u16>) -> Self {
+        (self.rank, self.reads) = (rank, true);
         self
     }
 
@@ -214,14 +237,14 @@ impl Fold {
 
     /// Folds the next command, if it is published.
     #[inline]
-    pub(crate) fn step(&mut self, map: &Map) -> Result<Option<Met>, Corrupt> {
+    pub(crate) fn step(&mut self, map: &Map) -> Result<Option<Met>, Stopped> {
         self.step_as::<false>(map)
     }
 
     /// As [`step`](Self::step), for one whose gate keeps the command: with `CHECK` its payload must have the digest
     /// that its producer took.
     #[inline]
-    pub(crate) fn step_as<const CHECK: bool>(&mut self, map: &Map) -> Result<Option<Met>, Corrupt> {
+    pub(crate) fn step_as<const CHECK: bool>(&mut self, map: &Map) -> Result<Option<Met>, Stopped> {
         let seq = self.follower.next();
         let Some(step) = self.follower.peek(&map.order()).map_err(|fault| out_of_order(seq, fault))? else {
             return Ok(None);
@@ -229,7 +252,7 @@ impl Fold {
         let Step { lane, cell, .. } = step;
         let Some(owner) = self.owners.get(usize::from(lane)).copied() else {
             let expected = self.owners.len() as u64 - 1;
-            return Err(Corrupt { seq, field: "lane", found: lane.into(), expected });
+            return Err(Corrupt { seq, field: "lane", found: lane.into(), expected }.into());
         };
         let entry = map.lane(lane).read(cell).map_err(|bad| bad_cell(seq, bad))?;
         let own = if lane == OWN_LANE { read_own(map, &entry) } else { None };
@@ -240,9 +263,12 @@ impl Fold {
         let said = self.hear(map, seq, lane, &entry)?;
         let view = match said {
             Said::Void | Said::Elsewhere => View::default(),
-            _ if entry.address() == Address::PARTS => self.open_parts::<CHECK>(map, seq, lane, &entry)?,
+            _ if entry.is_spilled() => self.open_spill::<CHECK>(map, seq, lane, &entry)?,
+            _ if entry.address() == Address::PARTS => {
+                self.open_parts::<CHECK>(map.lane(lane).payload(&entry), seq, parts::in_lane(&entry))?
+            }
             _ if CHECK => check_payload(map, seq, lane, &entry)?,
-            _ => View::whole(&entry),
+            _ => View::whole(parts::in_lane(&entry)),
         };
         if let Said::Hello(hello) = said {
             self.meet(map, seq, lane, hello);
@@ -425,18 +451,55 @@ impl Fold {
     #[cold]
     fn open_parts<const CHECK: bool>(
         &self,
+        words: &[AtomicU64],
+        seq: Seq,
+        payload: Span,
+    ) -> Result<View, Corrupt> {
+        let corrupt = |bad| parts::corrupt(seq, bad);
+        let view = parts::view(words, payload, self.ranks, self.rank).map_err(corrupt)?;
+        if CHECK {
+            parts::check(words, payload, self.ranks, view).map_err(corrupt)?;
+        }
+        Ok(view)
+    }
+
+    /// Maps a payload that does not lie in its lane, if payloads are read here, and says what of it is for who walks here.
+    #[cold]
+    fn open_spill<const CHECK: bool>(
+        &mut self,
         map: &Map,
         seq: Seq,
         lane: u16,
         entry: &Entry,
-    ) -> Result<View, Corrupt> {
-        let words = map.lane(lane).payload(entry);
-        let corrupt = |bad| parts::corrupt(seq, bad);
-        let view = parts::view(words, entry, self.ranks, self.rank).map_err(corrupt)?;
-        if CHECK {
-            parts::check(words, entry, self.ranks, view).map_err(corrupt)?;
+    ) -> Result<View, Stopped> {
+        // Before another comes to lie there: address space may be short.
+        self.opened = None;
+        if !self.reads {
+            return Ok(View::default());
         }
+        let (record, opened) = spill::open(map, seq, lane, entry)?;
+        let payload = parts::spilled(&record);
+        let view = if entry.address() == Address::PARTS {
+            self.open_parts::<CHECK>(opened.words(), seq, payload)?
+        } else {
+            if CHECK {
+                let found = payload_digest(payload::read(opened.words(), record.len as usize));
+                same_digest(seq, found, record.digest)?;
+            }
+            View::whole(payload)
+        };
+        if opened.hit().is_some() {
+            // What was read is not what was there.
+            let (found, expected) = (0, record.len);
+            return Err(Corrupt { seq, field: "bytes of a spilled payload", found, expected }.into());
+        }
+        self.opened = Some(Arc::new(opened));
         Ok(view)
+    }
+
+    /// Where the payload that was met last ends in the file, if an access to it found a page gone.
+    pub(crate) fn hit(&self) -> Option<u64> {
+        self.opened.as_ref()?.hit()
     }
 
     /// From a hello on its controller is current.
@@ -465,7 +528,7 @@ impl Drop for Walk<'_> {
     }
 }
 
-/// A cell and its payload, if the cell is whole and for all. Which of both kinds it is, is asked once.
+/// A cell and its payload, if the cell is whole and for all, and the payload in the lane. Which of both kinds it is, is asked once.
 #[inline(always)]
 fn read<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [u8])> {
     if let Some((entry, words, len)) = lane.read_inline(cell) {
@@ -486,7 +549,8 @@ fn find<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [AtomicU64])> {
 
 #[inline]
 fn find_outside<'m>(lane: &Lane<'m>, cell: u64) -> Option<(Entry, &'m [AtomicU64])> {
-    let entry = lane.read_outside(cell).ok().filter(|entry| entry.address() == Address::ALL)?;
+    let is_plain = |entry: &Entry| entry.address() == Address::ALL && !entry.is_spilled();
+    let entry = lane.read_outside(cell).ok().filter(is_plain)?;
     Some((entry, lane.payload(&entry)))
 }
 
@@ -507,9 +571,11 @@ fn check_payload(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<View, 
         OWN_LANE => own_digest(map, entry),
         _ => payload_digest(payload::read(map.lane(lane).payload(entry), entry.len as usize)),
     };
-    let expected = entry.digest;
-    let view = View::whole(entry);
-    (found == expected).then_some(view).ok_or(Corrupt { seq, field: "payload digest", found, expected })
+    same_digest(seq, found, entry.digest).map(|()| View::whole(parts::in_lane(entry)))
+}
+
+fn same_digest(seq: Seq, found: u64, expected: u64) -> Result<(), Corrupt> {
+    (found == expected).then_some(()).ok_or(Corrupt { seq, field: "payload digest", found, expected })
 }
 
 /// The payload digest of one of the sequencer's own commands.

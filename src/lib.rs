@@ -203,7 +203,8 @@ pub use region::header::{Identity, MAGIC, Uuid, VERSION};
 pub use region::inspect::{Inspection, inspect};
 pub use region::layout::{Geometry, Section};
 pub use region::placement::{PartPlacement, PlacedPart, Placement};
-pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, State, WorkerStatus};
+pub use region::snapshot::{PartyStatus, ProducerStatus, Snapshot, Spilled, State, WorkerStatus};
+pub use region::spill::Unmapped;
 pub use sequencer::{
     Assist, Load, Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats, Turn,
 };

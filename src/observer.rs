@@ -16,14 +16,15 @@ use seriatim_ring::wake::FOR_WORK;
 use crate::Digest;
 use crate::error::AttachError;
 use crate::event::{Command, Event};
-use crate::fold::{Corrupt, check_address, owners};
+use crate::fold::{Corrupt, Stopped, check_address, owners};
 use crate::fork::{self, Alarm};
-use crate::parts::{self, View};
+use crate::parts;
 use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::file::RegionLost;
 use crate::region::layout::Part;
 use crate::region::map::Map;
+use crate::region::spill::{self, Unmapped};
 use crate::wait::{self, Idle, Wait};
 
 /// How long an observer that may not write, and so cannot be woken, sleeps between looks.
@@ -50,6 +51,9 @@ pub enum ObserverError {
     /// Something in the order or a lane cannot be. The observer stays where it is.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
+    /// A payload that does not lie in its lane could not be copied, for lack of memory. The observer stays where it is.
+    #[error(transparent)]
+    Unmapped(#[from] Unmapped),
     /// The region's file was shortened.
     #[error(transparent)]
     Lost(#[from] RegionLost),
@@ -101,6 +105,15 @@ enum Found {
     Hello { seq: Seq, producer: u64, hello: Hello },
     Initialized { seq: Seq, producer: u64 },
     Missed { from: Seq, to: Seq },
+}
+
+impl From<Stopped> for ObserverError {
+    fn from(stopped: Stopped) -> ObserverError {
+        match stopped {
+            Stopped::Corrupt(corrupt) => corrupt.into(),
+            Stopped::Unmapped(unmapped) => unmapped.into(),
+        }
+    }
 }
 
 impl Observer {
@@ -162,7 +175,7 @@ impl Observer {
                 producer: owner.number,
                 index: entry.cell.wrapping_sub(owner.base),
                 kind: entry.kind,
-                payload: &bytes_of(&self.copy, entry.len as usize)[body.range()],
+                payload: &bytes_of(&self.copy, body.range().end)[body.range()],
                 part: None,
                 address: entry.address(),
                 digest: Digest(0),
@@ -212,44 +225,41 @@ impl Observer {
         self.region.map().order().observe(self.next_run) != Look::Pending
     }
 
-    fn find(&mut self) -> Result<Found, Corrupt> {
+    fn find(&mut self) -> Result<Found, Stopped> {
         let run = match self.run {
             Some(run) => run,
             None => match self.region.map().order().observe(self.next_run) {
                 Look::Pending => return Ok(Found::Nothing),
-                Look::Lapped => return self.catch_up(),
+                Look::Lapped => return Ok(self.catch_up()?),
                 Look::Here(run) => run,
             },
         };
         if run.first != self.next || usize::from(run.lane) >= self.owners.len() || run.count == 0 {
             let (found, expected) = (run.first.get(), self.next.get());
-            return Err(Corrupt { seq: self.next, field: "first index of the next run", found, expected });
+            let field = "first index of the next run";
+            return Err(Corrupt { seq: self.next, field, found, expected }.into());
         }
         self.next_run = run.number.wrapping_add(1);
         self.copy_first(&run)
     }
 
     /// Copies the first command of what is left of a run.
-    fn copy_first(&mut self, run: &Run) -> Result<Found, Corrupt> {
-        let lane = self.region.map().lane(run.lane);
-        let read = lane.read(run.cell);
-        if let Ok(entry) = &read {
-            self.copy.resize((entry.len as usize).div_ceil(8), 0);
-            lane.copy(entry, &mut self.copy);
-        }
-        if !lane.still_there(run.cell, read.as_ref().ok()) {
-            // All that was claimed again of this run is gone; its last payloads may be too, which the next
-            // look finds out.
-            // Before the run, where only bytes were claimed again.
-            let gone = lane.first_whole().wrapping_sub(run.cell) as i64;
-            return Ok(self.miss(run, gone.clamp(1, run.count.into()) as u64));
-        }
-        let entry = read.map_err(|bad| Corrupt {
+    fn copy_first(&mut self, run: &Run) -> Result<Found, Stopped> {
+        let read = self.region.map().lane(run.lane).read(run.cell).map_err(|bad| Corrupt {
             seq: run.first,
             field: bad.field,
             found: bad.found,
             expected: bad.limit,
-        })?;
+        });
+        let copied = read.map_err(Stopped::from).and_then(|entry| Ok((entry, self.copy(run, &entry)?)));
+        if !self.was_there(run, read.as_ref().ok()) {
+            // All that was claimed again of this run is gone; its last payloads may be too, which the next
+            // look finds out.
+            // Before the run, where only bytes were claimed again.
+            let gone = self.region.map().lane(run.lane).first_whole().wrapping_sub(run.cell) as i64;
+            return Ok(self.miss(run, gone.clamp(1, run.count.into()) as u64));
+        }
+        let (entry, payload) = copied?;
         if run.lane != OWN_LANE
             && (entry.cell.wrapping_sub(self.owners[usize::from(run.lane)].base) as i64) < 0
         {
@@ -259,12 +269,47 @@ impl Observer {
         // What is said to all is for all.
         check_address(run.first, &entry, if run.lane == OWN_LANE { 0 } else { self.region.ranks() })?;
         let body = match entry.address() {
-            Address::PARTS => parts::body(&self.copy, &entry, self.region.ranks())
+            Address::PARTS => parts::body(&self.copy, payload, self.region.ranks())
                 .map_err(|bad| parts::corrupt(run.first, bad))?,
-            _ => View::whole(&entry).body,
+            _ => payload,
         };
         self.skip(run, 1);
         Ok(self.found(run, entry, body))
+    }
+
+    /// Copies a payload: what it is.
+    fn copy(&mut self, run: &Run, entry: &Entry) -> Result<Span, Stopped> {
+        let map = self.region.map();
+        if entry.is_spilled() {
+            let (record, opened) = spill::open(map, run.first, run.lane, entry)?;
+            let words = opened.words();
+            self.copy = Vec::new();
+            self.copy.try_reserve_exact(words.len()).map_err(|_| Unmapped {
+                seq: run.first,
+                bytes: record.len,
+                errno: libc::ENOMEM,
+            })?;
+            self.copy.extend(words.iter().map(|word| word.load(Ordering::Relaxed)));
+            return Ok(parts::spilled(&record));
+        }
+        if self.copy.len() as u64 * 8 > map.lane(run.lane).max_payload().next_multiple_of(8) {
+            // That was one that lay beside its lane, and can be of any size.
+            self.copy = Vec::new();
+        }
+        self.copy.resize((entry.len as usize).div_ceil(8), 0);
+        map.lane(run.lane).copy(entry, &mut self.copy);
+        Ok(parts::in_lane(entry))
+    }
+
+    /// Whether what was copied was still what it was after the copy.
+    fn was_there(&self, run: &Run, entry: Option<&Entry>) -> bool {
+        let map = self.region.map();
+        // Acquire: what lies beside the lane may read as zeroes once it is released, for its pages are given back after
+        // that (S2); who met such a page was told so by the kernel that gave it, and sees the release here.
+        let released = || map.lane_entry(run.lane).released.load(Ordering::Acquire);
+        map.lane(run.lane).still_there(run.cell, entry)
+            && !entry
+                .is_some_and(|entry| entry.is_spilled() && (run.cell.wrapping_sub(released()) as i64) < 0)
     }
 
     fn found(&mut self, run: &Run, entry: Entry, body: Span) -> Found {

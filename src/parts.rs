@@ -4,6 +4,7 @@
 use seriatim_ring::Seq;
 use seriatim_ring::lane::Entry;
 use seriatim_ring::parts::{BadTable, Span, Table, table_bytes};
+use seriatim_ring::spill::Record;
 use seriatim_ring::sync::{AtomicU64, Ordering};
 
 use crate::fold::Corrupt;
@@ -21,28 +22,39 @@ pub(crate) struct View {
 impl View {
     /// All of it.
     #[inline]
-    pub(crate) fn whole(entry: &Entry) -> View {
-        View { body: Span { offset: 0, len: entry.len, digest: entry.digest }, part: None }
+    pub(crate) fn whole(payload: Span) -> View {
+        View { body: payload, part: None }
     }
+}
+
+/// All of a payload that lies in its lane.
+#[inline]
+pub(crate) fn in_lane(entry: &Entry) -> Span {
+    Span { offset: 0, len: entry.len.into(), digest: entry.digest }
+}
+
+/// All of one that does not.
+pub(crate) fn spilled(record: &Record) -> Span {
+    Span { offset: 0, len: record.len, digest: record.digest }
 }
 
 /// What the worker of a rank gets of a command with parts, or somebody without.
 pub(crate) fn view(
     words: &[AtomicU64],
-    entry: &Entry,
+    payload: Span,
     ranks: u16,
     rank: Option<u16>,
 ) -> Result<View, BadTable> {
     // Relaxed: as the rest of the payload, these were ordered before us.
-    let table = Table::read(|at| words[at].load(Ordering::Relaxed), entry.len, ranks)?;
+    let table = Table::read(|at| words[at].load(Ordering::Relaxed), payload.len, ranks)?;
     let part = rank.map(|rank| table.part(rank)).transpose()?;
     Ok(View { body: table.body(), part })
 }
 
 /// Whether table, body and part have the digests that their producer took.
-pub(crate) fn check(words: &[AtomicU64], entry: &Entry, ranks: u16, view: View) -> Result<(), BadTable> {
+pub(crate) fn check(words: &[AtomicU64], whole: Span, ranks: u16, view: View) -> Result<(), BadTable> {
     let table = payload::part(words, 0..table_bytes(ranks.into()));
-    same("digest of a table of parts", table, entry.digest)?;
+    same("digest of a table of parts", table, whole.digest)?;
     same("digest of the body", payload::part(words, view.body.range()), view.body.digest)?;
     let Some(part) = view.part else { return Ok(()) };
     same("digest of a part", payload::part(words, part.range()), part.digest)
@@ -52,12 +64,12 @@ pub(crate) fn check(words: &[AtomicU64], entry: &Entry, ranks: u16, view: View) 
 pub(crate) fn check_all(
     words: &[u64],
     bytes: &[u8],
-    entry: &Entry,
+    payload: Span,
     ranks: u16,
     has_digests: bool,
 ) -> Result<(), BadTable> {
     let of = |bytes: &[u8]| if has_digests { payload_digest(bytes) } else { 0 };
-    let table = Table::read(|at| words[at], entry.len, ranks)?;
+    let table = Table::read(|at| words[at], payload.len, ranks)?;
     let compare = |field, found, expected| {
         if found == expected { Ok(()) } else { Err(BadTable { field, found, expected }) }
     };
@@ -69,12 +81,12 @@ pub(crate) fn check_all(
         }
     })?;
     spans?;
-    compare("digest of a table of parts", of(&bytes[..table_bytes(ranks.into())]), entry.digest)
+    compare("digest of a table of parts", of(&bytes[..table_bytes(ranks.into())]), payload.digest)
 }
 
 /// The body of a copied payload with parts.
-pub(crate) fn body(words: &[u64], entry: &Entry, ranks: u16) -> Result<Span, BadTable> {
-    Table::read(|at| words[at], entry.len, ranks).map(|table| table.body())
+pub(crate) fn body(words: &[u64], payload: Span, ranks: u16) -> Result<Span, BadTable> {
+    Table::read(|at| words[at], payload.len, ranks).map(|table| table.body())
 }
 
 /// What a table says of a command at an index cannot be.

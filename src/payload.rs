@@ -19,6 +19,8 @@ use seriatim_ring::lane::{INLINE, INLINE_WORDS, Room};
 use seriatim_ring::sync::{AtomicU64, wrote};
 use twox_hash::XxHash3_64;
 
+use crate::region::map::WordMap;
+
 /// The digest of a payload: XXH3, 64 bits, without a seed; in the widest registers that the processor has.
 #[inline]
 #[must_use]
@@ -110,6 +112,16 @@ pub(crate) fn room_mut<'a>(words: &'a [AtomicU64], room: &'a mut Room) -> &'a mu
     let start = words.as_ptr().cast::<u8>().cast_mut();
     // SAFETY: [B1] the words are at least `len` bytes, may be written through a shared reference, and nobody else
     // uses them; the exclusive borrow of the `Room` lets no second slice of it exist.
+    unsafe { std::slice::from_raw_parts_mut(start, len) }
+}
+
+/// The first `len` bytes of words that were mapped for the spill that this producer writes.
+pub(crate) fn spill_mut(map: &mut WordMap, len: usize) -> &mut [u8] {
+    let words = map.words();
+    assert!(len <= size_of_val(words));
+    let start = words.as_ptr().cast::<u8>().cast_mut();
+    // SAFETY: [B1] the words are at least `len` bytes, mapped writable, and nobody else uses them before the command has
+    // its ticket; the exclusive borrow of the mapping lets no second slice of it exist.
     unsafe { std::slice::from_raw_parts_mut(start, len) }
 }
 

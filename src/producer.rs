@@ -8,10 +8,13 @@ use std::time::{Duration, Instant};
 use seriatim_ring::Seq;
 use seriatim_ring::control::{LaneEntry, ProducerRole, Want};
 use seriatim_ring::incarnations::RESERVED;
-use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, Shape};
+use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, SPILLED, Shape};
 use seriatim_ring::order::Look;
-use seriatim_ring::parts::{Address, Extent, Span, entry as table_entry, head as table_head, table_bytes};
+use seriatim_ring::parts::{
+    self, Address, Extent, Span, entry as table_entry, head as table_head, table_bytes,
+};
 use seriatim_ring::sequencer::{has_ordered, published};
+use seriatim_ring::spill::{self, SpillWriter};
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::tickets::{Enqueuer, Refused, Ticket};
 use seriatim_ring::wake::FOR_WORK;
@@ -32,6 +35,7 @@ use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::map::{Map, ProducerParts};
 use crate::region::snapshot::State;
+use crate::region::spill::Spilling;
 use crate::sys;
 use crate::wait::{self, Idle, Wait};
 
@@ -111,13 +115,32 @@ pub enum SubmitError {
     /// There is no room.
     #[error(transparent)]
     Full(#[from] Full),
-    /// The payload is longer than the region takes.
+    /// The payload is longer than the region takes: in a [batch](Producer::try_submit_batch) than lies in a lane, in one
+    /// [with parts](Producer::submit_parts) than 4 GiB.
     #[error("payload of {len} bytes, {max} are allowed")]
     TooLarge {
         /// Its length in bytes.
         len: usize,
         /// The longest that is allowed.
         max: usize,
+    },
+    /// The payload is too long for the lane, and there is not the room for it where the region lies.
+    #[error(
+        "no room for a payload of {wanted} bytes beside the lanes, {free} bytes are free where the region lies"
+    )]
+    NoSpace {
+        /// Its length in bytes.
+        wanted: u64,
+        /// Bytes that can be had there.
+        free: u64,
+    },
+    /// The payload is too long for the lane, and its room beside the lanes cannot be used.
+    #[error("cannot {what} the room of a payload beside the lanes: {}", std::io::Error::from_raw_os_error(*.errno))]
+    Spill {
+        /// What could not be done.
+        what: &'static str,
+        /// What the kernel said, by its number.
+        errno: i32,
     },
     /// The kind is one of Seriatim's own.
     #[error("kind {kind:#06x} is reserved, kinds below {RESERVED:#06x} are allowed")]
@@ -308,6 +331,7 @@ pub struct Producer {
     seat: Seat,
     name: Name,
     writer: LaneWriter,
+    spills: SpillWriter,
     enqueuer: Enqueuer,
     /// Most commands of a batch.
     most_cells: usize,
@@ -366,6 +390,7 @@ impl Producer {
         Ok(Producer {
             alarm: Alarm::of_this_process(),
             writer,
+            spills: SpillWriter::resume(&map.lane_page(seat.index).spills, entry),
             enqueuer: Enqueuer::new(map.control().published.consumed.load(Ordering::Acquire)),
             most_cells: (region.geometry().lane_cells / 2).max(1) as usize,
             base,
@@ -417,10 +442,36 @@ impl Producer {
         self.region.ranks()
     }
 
-    /// The longest payload in bytes.
+    /// The longest payload in bytes that lies in the lane, and so the longest of a [batch](Self::submit_batch).
     #[must_use]
     pub fn max_payload(&self) -> usize {
         self.region.max_payload()
+    }
+
+    /// The longest payload of a command in bytes. One that is too long for the lane is *spilled*: it gets pages of its own
+    /// beside the lanes, which are reserved when it is submitted or claimed and given back when the last worker has passed
+    /// it. That takes some system calls, and copying it as any; workers map it when they come to it.
+    ///
+    /// ```
+    /// use seriatim::{Config, Event, Producer, Region, Sequencer, SequencerConfig, Worker};
+    ///
+    /// let region = Region::anonymous(&Config::new().lane_bytes(1 << 12))?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let worker = Worker::join(&region, "w")?;
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// assert_eq!((producer.max_payload(), producer.max_command()), (2048, 32 << 30));
+    /// producer.submit(1, &vec![7; 10 << 20])?;
+    /// sequencer.close()?;
+    /// worker.run(|event| {
+    ///     if let Event::Command(command) = event {
+    ///         assert!(command.payload.len() == 10 << 20 && command.payload.iter().all(|&byte| byte == 7));
+    ///     }
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn max_command(&self) -> u64 {
+        self.region.max_command()
     }
 
     /// Most commands of a batch: half of the lane's cells.
@@ -586,7 +637,7 @@ impl Producer {
     ///
     /// Each byte is copied once, into the lane, where shared and parts lie one after the other at multiples of 64,
     /// behind a table of 24 bytes and 16 for each rank. All of that is one payload, of the length that
-    /// [`max_payload`](Self::max_payload) allows.
+    /// [`max_command`](Self::max_command) allows, and less than 4 GiB.
     ///
     /// # Errors
     /// [`SubmitError::WrongParts`] unless there are as many parts as the region has [ranks](Self::ranks),
@@ -723,6 +774,10 @@ impl Producer {
             extent.add(len(which));
         }
         let bytes = usize::try_from(extent.bytes()).unwrap_or(usize::MAX);
+        if extent.bytes() > parts::MAX_LEN {
+            let max = self.max_command().min(parts::MAX_LEN) as usize;
+            return Err(SubmitError::TooLarge { len: bytes, max }.into());
+        }
         let digests = self.digests;
         let mut claim = self.claim_for(Address::PARTS, kind, bytes, deadline)?;
         claim.covered = table_bytes(parts);
@@ -734,10 +789,9 @@ impl Producer {
             assert!(range.end <= bytes, "part {which:?} has {len} bytes, more than when it was asked before");
             write(which, &mut claim, range.clone())?;
             let digest = digests.of(&claim[range]);
-            // Of a payload that a lane has room for.
-            let span = Span { offset: offset as u32, len: len as u32, digest };
+            let span = Span { offset: offset as u64, len: len as u64, digest };
             match which {
-                None => put_words(&mut claim, 0, table_head(ranks, span.len, span.digest)),
+                None => put_words(&mut claim, 0, table_head(ranks, span)),
                 Some(part) => {
                     let (at, words) = table_entry(part, span);
                     put_words(&mut claim, at, words);
@@ -796,14 +850,15 @@ impl Producer {
         self.waiting(Some(at), |me| me.attempt_batch(commands, &mut is_checked))
     }
 
-    /// Reserves room for a payload of `len` bytes in the lane, to be written in place, if there is any.
+    /// Reserves room for a payload of `len` bytes, to be written in place, if there is any: in the lane, or
+    /// [beside it](Self::max_command).
     ///
     /// # Errors
     /// [`SubmitError`].
     pub fn try_claim(&mut self, kind: u16, len: usize) -> Result<Claim<'_>, SubmitError> {
         check_kind(kind)?;
-        let (room, ahead) = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
-        Ok(Claim::new(self, room, ahead, kind, Address::ALL))
+        let claimed = self.attempt_claim(len).map_err(|error| self.name_culprit(error))?;
+        Ok(Claim::new(self, claimed, kind, Address::ALL))
     }
 
     /// As [`try_claim`](Self::try_claim), waiting for room as long as it takes.
@@ -842,8 +897,8 @@ impl Producer {
         deadline: Option<Instant>,
     ) -> Result<Claim<'_>, SubmitError> {
         check_kind(kind)?;
-        let (room, ahead) = self.waiting(deadline, |me| me.attempt_claim(len))?;
-        Ok(Claim::new(self, room, ahead, kind, address))
+        let claimed = self.waiting(deadline, |me| me.attempt_claim(len))?;
+        Ok(Claim::new(self, claimed, kind, address))
     }
 
     /// Submits a command whose payload lies in its cell, if nothing stands against that; else nothing has happened, and
@@ -873,6 +928,9 @@ impl Producer {
     /// As [`attempt`](Self::attempt), with a kind of Seriatim's own as well.
     fn attempt_any(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
         self.may_go_on()?;
+        if payload.len() as u64 > self.parts.lane().max_payload() {
+            return self.attempt_spilled(address, kind, payload);
+        }
         self.put(address, kind, payload)?;
         self.queue().map(|range| range.start)
     }
@@ -957,7 +1015,10 @@ impl Producer {
             return Ok(());
         }
         if payload.len() as u64 > lane.max_payload() {
-            return Err(self.too_large(payload.len()));
+            // Those of a batch lie in the lane.
+            let (len, max) = (payload.len(), self.max_payload());
+            self.writer.abandon();
+            return Err(SubmitError::TooLarge { len, max });
         }
         let room = match reserve(parts, writer, payload.len()) {
             Ok(room) => room,
@@ -969,17 +1030,79 @@ impl Producer {
         Ok(())
     }
 
-    /// One attempt to reserve room, for a claim: the room, and the writer that has it reserved.
-    fn attempt_claim(&mut self, len: usize) -> Result<(Room, LaneWriter), SubmitError> {
+    /// As [`attempt`](Self::attempt), for a payload that is too long for the lane.
+    #[cold]
+    fn attempt_spilled(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<u64, SubmitError> {
+        let (spilling, cell, ahead) = self.attempt_spill(payload.len())?;
+        spilling.write(payload)?;
+        let digest = self.digests.of(payload);
+        self.submit_spilled(spilling, cell, ahead, address, kind, digest)
+    }
+
+    /// One attempt to get room beside the lane: it, the cell that is to name it, and the writer that has that reserved.
+    #[cold]
+    fn attempt_spill(&mut self, len: usize) -> Result<(Spilling, u64, LaneWriter), SubmitError> {
+        let (map, lane) = (self.region.map(), self.seat.index);
+        let Some(area) = map.layout().spill_area(lane).map(|area| area.end - area.start) else {
+            return Err(self.too_large(len));
+        };
+        if len as u64 > spill::max_len(area) {
+            return Err(self.too_large(len));
+        }
+        let (slots, entry) = (&map.lane_page(lane).spills, self.parts.entry());
+        // The cell first: whoever waits for one has claimed nothing else.
+        let reserved = self.writer.reserve_inline(self.parts.lane(), &entry.released, 1).and_then(|cell| {
+            let spill = self.spills.claim(slots, entry, area, cell, len as u64)?;
+            Ok((cell, spill))
+        });
+        let (cell, spill) = match reserved {
+            Ok(reserved) => reserved,
+            Err(why) => return Err(self.no_room(why)),
+        };
+        let ahead = self.writer.clone();
+        self.writer.abandon();
+        let is_alone = self.spills.is_alone(entry);
+        match Spilling::reserve(&self.region, lane, spill, len as u64) {
+            // Room comes back when those before it are passed.
+            Err(SubmitError::NoSpace { .. }) if !is_alone => Err(self.no_room(NoRoom::Full)),
+            other => other.map(|spilling| (spilling, cell, ahead)),
+        }
+    }
+
+    /// Submits a command whose payload lies beside the lane.
+    fn submit_spilled(
+        &mut self,
+        spilling: Spilling,
+        cell: u64,
+        ahead: LaneWriter,
+        address: Address,
+        kind: u16,
+        digest: u64,
+    ) -> Result<u64, SubmitError> {
+        let record = spilling.record(digest);
+        self.writer = ahead;
+        let shape = Shape { len: SPILLED, kind, address, digest: record.cell_digest() };
+        self.writer.put_inline(self.parts.lane(), cell, shape, |words| {
+            words.iter().zip(record.encode()).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        });
+        let index = self.queue()?.start;
+        spilling.keep();
+        Ok(index)
+    }
+
+    /// One attempt to reserve room, for a claim.
+    fn attempt_claim(&mut self, len: usize) -> Result<Claimed, SubmitError> {
         self.may_go_on()?;
         if len as u64 > self.parts.lane().max_payload() {
-            return Err(self.too_large(len));
+            let (spilling, cell, ahead) = self.attempt_spill(len)?;
+            spilling.map()?;
+            return Ok(Claimed { place: Where::Beside(spilling, cell), ahead });
         }
         match reserve(&self.parts, &mut self.writer, len) {
             Ok(room) => {
                 let ahead = self.writer.clone();
                 self.writer.abandon();
-                Ok((room, ahead))
+                Ok(Claimed { place: Where::InLane(room), ahead })
             }
             Err(why) => Err(self.no_room(why)),
         }
@@ -1032,7 +1155,7 @@ impl Producer {
     #[cold]
     fn too_large(&mut self, len: usize) -> SubmitError {
         self.writer.abandon();
-        SubmitError::TooLarge { len, max: self.max_payload() }
+        SubmitError::TooLarge { len, max: usize::try_from(self.max_command()).unwrap_or(usize::MAX) }
     }
 
     #[cold]
@@ -1420,9 +1543,7 @@ fn find_place(map: &Map, lane: u16, cell: u64) -> Option<Seq> {
 #[must_use = "a claim that is dropped submits nothing"]
 pub struct Claim<'a> {
     producer: &'a mut Producer,
-    room: Room,
-    /// The producer's writer with the room reserved: it becomes the producer's own when the command is submitted.
-    ahead: LaneWriter,
+    claimed: Claimed,
     kind: u16,
     address: Address,
     /// How many of its bytes its digest covers.
@@ -1431,16 +1552,35 @@ pub struct Claim<'a> {
     aside: OnceCell<Box<[u8]>>,
 }
 
+/// Room that is reserved for one command.
+#[derive(Debug)]
+struct Claimed {
+    place: Where,
+    /// The producer's writer with the room reserved: it becomes the producer's own when the command is submitted.
+    ahead: LaneWriter,
+}
+
+/// Where that lies.
+#[derive(Debug)]
+enum Where {
+    InLane(Room),
+    /// In pages of its own, and with the number of the cell that is to name it.
+    Beside(Spilling, u64),
+}
+
+impl Claimed {
+    fn len(&self) -> usize {
+        match &self.place {
+            Where::InLane(room) => room.len as usize,
+            Where::Beside(spilling, _) => spilling.len(),
+        }
+    }
+}
+
 impl<'a> Claim<'a> {
-    fn new(
-        producer: &'a mut Producer,
-        room: Room,
-        ahead: LaneWriter,
-        kind: u16,
-        address: Address,
-    ) -> Claim<'a> {
-        let covered = room.len as usize;
-        Claim { producer, room, ahead, kind, address, covered, aside: OnceCell::new() }
+    fn new(producer: &'a mut Producer, claimed: Claimed, kind: u16, address: Address) -> Claim<'a> {
+        let covered = claimed.len();
+        Claim { producer, claimed, kind, address, covered, aside: OnceCell::new() }
     }
 }
 
@@ -1453,7 +1593,13 @@ impl Claim<'_> {
         // It may have been made before a fork.
         self.producer.may_go_on()?;
         let digest = self.producer.digests.of(&self[..self.covered]);
-        let Claim { producer, room, ahead, kind, address, .. } = self;
+        let Claim { producer, claimed: Claimed { place, ahead }, kind, address, .. } = self;
+        let room = match place {
+            Where::InLane(room) => room,
+            Where::Beside(spilling, cell) => {
+                return producer.submit_spilled(spilling, cell, ahead, address, kind, digest);
+            }
+        };
         producer.writer = ahead;
         producer.writer.fill_to(address, producer.parts.lane(), &room, kind, digest);
         producer.queue().map(|range| range.start)
@@ -1469,7 +1615,7 @@ impl Claim<'_> {
 
     #[cold]
     fn aside(&self) -> &[u8] {
-        self.aside.get_or_init(|| vec![0; self.room.len as usize].into_boxed_slice())
+        self.aside.get_or_init(|| vec![0; self.claimed.len()].into_boxed_slice())
     }
 }
 
@@ -1480,7 +1626,10 @@ impl Deref for Claim<'_> {
         if self.is_inherited() {
             return self.aside();
         }
-        payload::read(self.producer.parts.lane().room(&self.room), self.room.len as usize)
+        match &self.claimed.place {
+            Where::InLane(room) => payload::read(self.producer.parts.lane().room(room), room.len as usize),
+            Where::Beside(spilling, _) => spilling.bytes(),
+        }
     }
 }
 
@@ -1490,7 +1639,9 @@ impl DerefMut for Claim<'_> {
             self.aside();
             return self.aside.get_mut().map_or(&mut [], |aside| &mut aside[..]);
         }
-        let Claim { producer, room, .. } = self;
-        payload::room_mut(producer.parts.lane().room(room), room)
+        match &mut self.claimed.place {
+            Where::InLane(room) => payload::room_mut(self.producer.parts.lane().room(room), room),
+            Where::Beside(spilling, _) => spilling.bytes_mut(),
+        }
     }
 }

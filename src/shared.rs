@@ -37,7 +37,7 @@ impl Stamps {
     /// The system cannot give that much memory.
     pub fn create(len: usize) -> io::Result<Stamps> {
         let file = sys::memory_file("seriatim-stamps")?;
-        sys::reserve(&file, (len.max(1) as u64).saturating_mul(8))?;
+        sys::reserve(&file, 0..(len.max(1) as u64).saturating_mul(8))?;
         sys::seal_length(&file)?;
         Self::map(file)
     }

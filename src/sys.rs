@@ -5,6 +5,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -120,16 +121,34 @@ pub(crate) fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
     check(unsafe { libc::linkat(cwd, from.as_ptr(), cwd, to.as_ptr(), follow) }).map(drop)
 }
 
-/// Gives a file its length and reserves every page of it.
-pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
-    let len = libc::off_t::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+/// Reserves every page of a range; a file that ends before gets the range's end for its length.
+pub(crate) fn reserve(file: &File, range: Range<u64>) -> io::Result<()> {
+    if !may_have_length(range.end) {
+        return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    allocate(file, 0, range)
+}
+
+/// Gives the pages of a range back: it reads as zeroes from now on. The file keeps its length.
+pub(crate) fn give_back(file: &File, range: Range<u64>) -> io::Result<()> {
+    allocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, range)
+}
+
+fn allocate(file: &File, mode: libc::c_int, range: Range<u64>) -> io::Result<()> {
+    let number = |n: u64| libc::off_t::try_from(n).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG));
+    let (start, len) = (number(range.start)?, number(range.end - range.start)?);
     loop {
         // SAFETY: plain numbers.
-        match check(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }) {
+        match check(unsafe { libc::fallocate(file.as_raw_fd(), mode, start, len) }) {
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             other => return other.map(drop),
         }
     }
+}
+
+/// Whether this process may make a file so long: the kernel ends who tries and may not.
+pub(crate) fn may_have_length(bytes: u64) -> bool {
+    bytes <= limit(libc::RLIMIT_FSIZE)
 }
 
 /// Bytes that an unprivileged user can still get on the file system of `file`.
@@ -219,9 +238,14 @@ pub(crate) const CPU_WORDS: usize = 8192 / 64;
 
 /// How many bytes this process may lock in memory.
 pub(crate) fn lock_limit() -> u64 {
+    limit(libc::RLIMIT_MEMLOCK)
+}
+
+/// A limit of this process.
+fn limit(which: libc::__rlimit_resource_t) -> u64 {
     let mut limit = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: `limit` has room for what the call writes. It cannot fail for a limit that exists.
-    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    unsafe { libc::getrlimit(which, &raw mut limit) };
     limit.rlim_cur
 }
 

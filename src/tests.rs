@@ -20,6 +20,7 @@ mod flood;
 mod incarnations;
 mod parts;
 mod poison;
+mod spills;
 
 /// A region and its sequencer, turned by hand.
 struct Desk {
@@ -86,10 +87,11 @@ fn every_size_arrives_and_one_more_is_refused_without_a_trace() {
     for lane_bytes in [128, 256, 4096] {
         let config =
             Config::new().order_slots(4).lane_cells(4).lane_bytes(lane_bytes).producers(1).workers(1);
+        let config = config.spill_bytes(0);
         let mut desk = Desk::new(&config);
         let (mut producer, mut worker) = (desk.producer("p"), desk.worker("w"));
         let max = producer.max_payload();
-        assert_eq!(max as u64, config.max_payload());
+        assert_eq!([max as u64, producer.max_command()], [config.max_payload(); 2]);
         for round in 0..5 {
             for len in (0..=max).rev().chain([0, 1, 39, 40, 41, 63, 64, 65].into_iter().filter(|&l| l <= max))
             {
@@ -135,6 +137,8 @@ fn step(max: usize) -> impl Strategy<Value = Step> {
     let who = 0..2usize;
     prop_oneof![
         8 => (who.clone(), len()).prop_map(|(who, len)| Step::Submit { who, len }),
+        1 => (who.clone(), max + 1..9000).prop_map(|(who, len)| Step::Submit { who, len }),
+        1 => (who.clone(), max + 1..9000, any::<bool>()).prop_map(|(who, len, commit)| Step::Claim { who, len, commit }),
         3 => (who.clone(), prop::collection::vec(len(), 0..4)).prop_map(|(who, lens)| Step::Batch { who, lens }),
         3 => (who.clone(), len(), any::<bool>()).prop_map(|(who, len, commit)| Step::Claim { who, len, commit }),
         6 => (1..4usize).prop_map(|budget| Step::Turn { budget }),

@@ -4,7 +4,7 @@
 //! order      commit words in their slots, each run begins where the one before ends, published lies on one
 //! lanes      released <= ordered, no more outstanding than there are cells, runs of a lane follow each other
 //! cells      what is held can be read, and payloads, each body and each part, have the digests that their producers took,
-//!            if they did; they are for ranks that there are
+//!            if they did; they are for ranks that there are; those beside the lanes lie where their lane says
 //! tickets    name lanes that exist, and no more than these have outstanding
 //! digests    recomputed from the anchor; each worker's is that of its index, and so is who is current
 //! terms      of incarnations that were claimed, or ended where the order goes
@@ -14,6 +14,8 @@
 //! It reads only, takes every number for what somebody may have damaged, and gates nobody: so what it looks at may
 //! be freed under its eyes. A look that found something wrong while the region moved is repeated.
 
+use std::hash::Hasher;
+
 use seriatim_ring::Seq;
 use seriatim_ring::control::LIVE;
 use seriatim_ring::event::{OWN_CELLS, OWN_LANE};
@@ -21,10 +23,12 @@ use seriatim_ring::gate::Past;
 use seriatim_ring::incarnations::{Current, HIGHEST, TermState};
 use seriatim_ring::lane::Entry;
 use seriatim_ring::order::{Follower, Look, Run};
-use seriatim_ring::parts::{Address, BadTable};
+use seriatim_ring::parts::{Address, BadTable, Span};
 use seriatim_ring::sequencer::{gate, published};
-use seriatim_ring::sync::Ordering;
+use seriatim_ring::spill::Spill;
+use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::Ticket;
+use twox_hash::XxHash3_64;
 
 use crate::Digest;
 use crate::agreement::{Agreement, Reporter};
@@ -32,9 +36,10 @@ use crate::config::DigestOf;
 use crate::fold::{Fold, own_digest};
 use crate::name::Name;
 use crate::parts;
-use crate::payload::{bytes_of, payload_digest};
+use crate::payload::bytes_of;
 use crate::region::Region;
 use crate::region::map::Map;
+use crate::region::spill;
 
 /// Looks at a region that moves, before it is given up.
 const LOOKS: usize = 16;
@@ -318,7 +323,7 @@ impl<'a> Walk<'a> {
                 if seq < self.anchor || (cell.wrapping_sub(released) as i64) < 0 {
                     continue;
                 }
-                let wrong = self.wrong_with_cell(run.lane, cell);
+                let wrong = self.wrong_with_cell(run.lane, cell, seq);
                 check.expect(wrong.is_none(), || {
                     let (lane, wrong) = (run.lane, wrong.unwrap_or_default());
                     format!("index {seq} (cell {cell} of lane {lane}): {wrong}")
@@ -329,7 +334,7 @@ impl<'a> Walk<'a> {
     }
 
     /// What is wrong with a cell that is held, or with its payload.
-    fn wrong_with_cell(&self, lane: u16, cell: u64) -> Option<String> {
+    fn wrong_with_cell(&self, lane: u16, cell: u64, seq: Seq) -> Option<String> {
         let map = self.map;
         let entry = match map.lane(lane).read(cell) {
             Ok(entry) => entry,
@@ -341,12 +346,15 @@ impl<'a> Walk<'a> {
         if !entry.address().is_within(ranks) {
             return Some(format!("address is {}, expected {ranks} at most", entry.address().code()));
         }
+        if entry.is_spilled() {
+            return self.wrong_with_spill(lane, &entry, seq);
+        }
         if entry.address() == Address::PARTS {
-            return self.wrong_with_parts(lane, &entry);
+            return self.wrong_with_parts(&copied(map.lane(lane).payload(&entry)), parts::in_lane(&entry));
         }
         let found = match (lane, self.digest_of) {
             (OWN_LANE, _) => own_digest(map, &entry),
-            (_, DigestOf::Payload) => copied_digest(map, lane, &entry),
+            (_, DigestOf::Payload) => copied_digest(map.lane(lane).payload(&entry), entry.len.into()),
             // Nobody took one.
             _ => 0,
         };
@@ -355,13 +363,36 @@ impl<'a> Walk<'a> {
             .then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
     }
 
-    fn wrong_with_parts(&self, lane: u16, entry: &Entry) -> Option<String> {
-        let words = copied(self.map, lane, entry);
-        let bytes = bytes_of(&words, entry.len as usize);
+    fn wrong_with_parts(&self, words: &[u64], payload: Span) -> Option<String> {
+        let bytes = bytes_of(words, payload.len as usize);
         let has_digests = self.digest_of == DigestOf::Payload;
-        let bad = parts::check_all(&words, bytes, entry, self.map.ranks(), has_digests).err()?;
+        let bad = parts::check_all(words, bytes, payload, self.map.ranks(), has_digests).err()?;
         let BadTable { field, found, expected } = bad;
         Some(format!("{field} is {found}, expected {expected}"))
+    }
+
+    fn wrong_with_spill(&self, lane: u16, entry: &Entry, seq: Seq) -> Option<String> {
+        let (record, opened) = match spill::open(self.map, seq, lane, entry) {
+            Ok(opened) => opened,
+            Err(stopped) => return Some(stopped.to_string()),
+        };
+        let (payload, words) = (parts::spilled(&record), opened.words());
+        let its_slot = |&(cell, spill): &(u64, Spill)| {
+            cell == entry.cell
+                && spill.start == record.start
+                && spill.end.wrapping_sub(spill.start) >= record.len
+        };
+        let has_slot = self.map.lane_page(lane).spills.outstanding(self.map.lane_entry(lane));
+        if !has_slot.is_ok_and(|mut slots| slots.any(|slot| its_slot(&slot))) {
+            return Some(format!("no slot of its lane has its spill at {}", record.start));
+        }
+        if entry.address() == Address::PARTS {
+            return self.wrong_with_parts(&copied(words), payload);
+        }
+        let found = if self.digest_of == DigestOf::Payload { copied_digest(words, record.len) } else { 0 };
+        let expected = record.digest;
+        (found != expected)
+            .then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
     }
 
     fn check_tickets(&self) -> Check {
@@ -427,8 +458,8 @@ impl<'a> Walk<'a> {
             match fold.step(self.map) {
                 Ok(Some(_)) => check.checked += 1,
                 Ok(None) => break,
-                Err(corrupt) => {
-                    wrong = Some(corrupt.to_string());
+                Err(stopped) => {
+                    wrong = Some(stopped.to_string());
                     break;
                 }
             }
@@ -521,15 +552,23 @@ fn cursors(map: &Map) -> Vec<Cursor> {
     cursors
 }
 
+/// Words that are copied at once: a payload can be longer than what memory there is.
+const COPIED: usize = 1 << 13;
+
 /// The digest of a payload that no gate of ours keeps: of a copy, by words.
-fn copied_digest(map: &Map, lane: u16, entry: &Entry) -> u64 {
-    payload_digest(bytes_of(&copied(map, lane, entry), entry.len as usize))
+fn copied_digest(words: &[AtomicU64], len: u64) -> u64 {
+    let (mut hasher, mut left) = (XxHash3_64::new(), len as usize);
+    for words in words.chunks(COPIED) {
+        let copy = copied(words);
+        let bytes = left.min(size_of_val(words));
+        hasher.write(bytes_of(&copy, bytes));
+        left -= bytes;
+    }
+    hasher.finish()
 }
 
-fn copied(map: &Map, lane: u16, entry: &Entry) -> Vec<u64> {
-    let mut words = vec![0; (entry.len as usize).div_ceil(8)];
-    map.lane(lane).copy(entry, &mut words);
-    words
+fn copied(words: &[AtomicU64]) -> Vec<u64> {
+    words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::crash_point;
 use crate::error::AttachError;
 use crate::error_log::ErrorCode;
 use crate::event::{Command, Event};
-use crate::fold::{Corrupt, Fold, Met, Plain, Said};
+use crate::fold::{Corrupt, Fold, Met, Plain, Said, Stopped};
 use crate::fork::{self, Alarm};
 use crate::liveness::Role;
 use crate::name::Name;
@@ -31,6 +31,7 @@ use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
 use crate::region::layout::Part;
 use crate::region::snapshot::State;
+use crate::region::spill::Unmapped;
 use crate::wait::{self, Idle, Wait};
 
 /// How a worker joins.
@@ -128,6 +129,9 @@ pub enum WorkerError {
     /// Something in the order or a lane cannot be. The worker stays where it is.
     #[error(transparent)]
     Corrupt(#[from] Corrupt),
+    /// A payload that does not lie in its lane could not be mapped. The worker stays where it is, and can try again.
+    #[error(transparent)]
+    Unmapped(#[from] Unmapped),
     /// The end was delivered, and nobody has reopened the order.
     #[error("the order is closed")]
     Closed,
@@ -282,7 +286,7 @@ impl Worker {
         Ok(Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
-            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends().of_rank(options.rank),
+            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends().of_worker(options.rank),
             number: member.number.load(Ordering::Relaxed),
             first,
             wait: options.wait,
@@ -602,7 +606,7 @@ impl Worker {
                 return Ok(None);
             }
             let step = self.fold.step_as::<CHECK>(self.region.map());
-            let Some(met) = step.map_err(|corrupt| self.why_corrupt(corrupt))? else {
+            let Some(met) = step.map_err(|stopped| self.why_stopped(stopped))? else {
                 self.run_dry();
                 return Ok(None);
             };
@@ -667,15 +671,23 @@ impl Worker {
     /// Whether this process may use the worker, and the region is whole.
     #[cold]
     fn check(&self) -> Result<(), WorkerError> {
-        if fork::is_child() { Err(WorkerError::Forked) } else { Ok(self.region.check_if_hit()?) }
+        if fork::is_child() {
+            return Err(WorkerError::Forked);
+        }
+        self.region.check_if_hit()?;
+        self.fold.hit().map_or(Ok(()), |end| Err(self.region.shortened(end).into()))
     }
 
     /// What is damaged because the file was shortened is not the fault of who wrote it.
     #[cold]
-    fn why_corrupt(&self, corrupt: Corrupt) -> WorkerError {
+    fn why_stopped(&self, stopped: Stopped) -> WorkerError {
         if let Err(lost) = self.region.check() {
             return lost.into();
         }
+        let corrupt = match stopped {
+            Stopped::Corrupt(corrupt) => corrupt,
+            Stopped::Unmapped(unmapped) => return unmapped.into(),
+        };
         self.region.record(ErrorCode::Corrupt, self.name(), &corrupt.to_string(), corrupt.seq.get());
         corrupt.into()
     }
@@ -697,7 +709,9 @@ impl Worker {
             _ if met.lane == OWN_LANE => Event::of_own(met.seq, met.entry.kind, met.own),
             Said::Hello(hello) => Event::of_hello(met.seq, producer, hello),
             Said::Initialized => Event::Initialized { seq: met.seq, producer },
-            Said::Command | Said::Elsewhere | Said::Void => Event::Command(met.command(self.region.map())),
+            Said::Command | Said::Elsewhere | Said::Void => {
+                Event::Command(met.command(self.region.map(), &self.fold))
+            }
         }
     }
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! sequencer writes   Control      epoch, state, published, anchor, poison
-//!                    LaneEntry    per lane: released, ordered, owner, answer to a producer
+//!                    LaneEntry    per lane: released, ordered, owner, spills freed, answer to a producer
 //!                    MemberEntry  per worker: live or not, where it starts, answer to a worker
 //! worker writes      WorkerPage   cursor, request, name, rank, pace, reports
-//! producer writes    LanePage     claims, request, name, role, refusals
+//! producer writes    LanePage     claims, request, name, role, refusals, spills
 //! all write          Bells        wake words, "there are requests", "room is wanted"
 //! ```
 //!
@@ -21,6 +21,7 @@ use crate::pad::Padded;
 use crate::parts::Address;
 use crate::reports::{REPORTS, Reports};
 use crate::seq::Seq;
+use crate::spill::{SLOTS, Spills};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::wake::Bell;
 
@@ -289,6 +290,8 @@ pub struct LaneEntry {
     pub name: NameCell,
     /// The owner's [`ProducerRole`], by its code.
     pub role: AtomicU64,
+    /// How many [spills](crate::spill) of the lane have been given back.
+    pub spills: AtomicU64,
 }
 
 impl LaneEntry {
@@ -307,6 +310,7 @@ impl LaneEntry {
             awaited: zero(),
             name: NameCell::new(),
             role: zero(),
+            spills: zero(),
         }
     }
 }
@@ -555,6 +559,8 @@ pub struct LanePage {
     pub party: Padded<Party>,
     /// What it was refused.
     pub refused: Padded<Refused>,
+    /// Its payloads that are too long for the lane.
+    pub spills: Spills<SLOTS>,
 }
 
 /// What a producer was refused, for whoever looks on.

@@ -69,6 +69,8 @@ pub const POINTS: &[&str] = &[
     "owner.number",
     "owner.base",
     "owner.named",
+    "spill.claimed",
+    "spill.void",
     "way.kept",
     "way.free",
     "party.asked",

@@ -19,12 +19,15 @@
 
 use crate::digest::{self, Chain, Folded, fold_at};
 use crate::parts::Address;
+use crate::spill::{RECORD_BYTES, Record};
 use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Bytes of payload that fit into a cell.
 pub const INLINE: usize = 40;
 /// The same in words.
 pub const INLINE_WORDS: usize = INLINE / 8;
+/// The length that a cell has for a payload that does not lie in the lane, see [`spill`](crate::spill).
+pub const SPILLED: u32 = u32::MAX;
 /// Where a cell's first word has the kind.
 const KIND: u64 = 0xffff << 32;
 /// Payloads in the byte ring begin at multiples of this.
@@ -93,13 +96,14 @@ pub enum Place {
 pub struct Entry {
     /// Number of the cell.
     pub cell: u64,
-    /// Length of the payload in bytes.
+    /// Length in bytes of what the lane has of the payload: all of it, or the record of one that
+    /// [does not lie here](Self::is_spilled).
     pub len: u32,
     /// The user's kind.
     pub kind: u16,
     /// Digest of the payload, as its producer took it.
     pub digest: u64,
-    /// Where the payload lies.
+    /// Where that lies.
     pub place: Place,
     head: u64,
     position: u64,
@@ -113,6 +117,13 @@ impl Entry {
         Address::of_code((self.head >> 48) as u16)
     }
 
+    /// Whether the payload lies elsewhere, as the [record](Lane::record) in the cell says.
+    #[inline]
+    #[must_use]
+    pub fn is_spilled(&self) -> bool {
+        self.head as u32 == SPILLED
+    }
+
     /// Length, kind and address as the cell has them: what the chain digest takes.
     #[inline]
     #[must_use]
@@ -124,7 +135,7 @@ impl Entry {
 /// What a cell says of its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Length of the payload in bytes.
+    /// Length of the payload in bytes, or [`SPILLED`].
     pub len: u32,
     /// The user's kind.
     pub kind: u16,
@@ -253,8 +264,12 @@ impl<'a> Lane<'a> {
         let position = cell.place.load(Ordering::Relaxed);
         let (len, kind) = (head as u32, (head >> 32) as u16);
         let bad = |field, found, limit| Err(BadCell { cell: number, field, found, limit });
+        let in_cell = |len| Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, head, position });
         if len as usize <= INLINE {
-            return Ok(Entry { cell: number, len, kind, digest, place: Place::Cell, head, position });
+            return in_cell(len);
+        }
+        if len == SPILLED {
+            return in_cell(RECORD_BYTES);
         }
         let offset = self.offset(position);
         if u64::from(len) > self.max_payload() {
@@ -265,6 +280,14 @@ impl<'a> Lane<'a> {
         }
         let place = Place::Bytes(offset as usize);
         Ok(Entry { cell: number, len, kind, digest, place, head, position })
+    }
+
+    /// What a cell says of a payload that [does not lie in the lane](Entry::is_spilled).
+    #[must_use]
+    pub fn record(&self, entry: &Entry) -> Record {
+        let words = &self.cell(entry.cell).inline;
+        // Relaxed: as in `read_inline`.
+        Record::decode(core::array::from_fn(|at| words[at].load(Ordering::Relaxed)))
     }
 
     /// The words that begin with an entry's payload; what comes behind its length does not belong to it.
@@ -336,8 +359,8 @@ impl<'a> Lane<'a> {
 #[must_use]
 pub const fn max_payload(lane_bytes: u64) -> u64 {
     let half = lane_bytes / 2;
-    if half > u32::MAX as u64 {
-        u32::MAX as u64
+    if half >= SPILLED as u64 {
+        SPILLED as u64 - 1
     } else if half > INLINE as u64 {
         half
     } else {
@@ -507,7 +530,8 @@ impl LaneWriter {
         shape: Shape,
         payload: impl FnOnce(&[AtomicU64; INLINE_WORDS]),
     ) {
-        debug_assert!(shape.len as usize <= INLINE && is_after(self.head, number));
+        debug_assert!(shape.len as usize <= INLINE || shape.len == SPILLED);
+        debug_assert!(is_after(self.head, number));
         let cell = lane.cell(number);
         cell.place.store(self.bytes_head, Ordering::Relaxed);
         crash_point!("lane.placed");
@@ -710,7 +734,7 @@ impl Owner {
         Folded {
             producer: self.number,
             index: self.index(entry),
-            len: entry.len,
+            len: entry.shape() as u32,
             kind: entry.kind,
             address: entry.address(),
             payload: entry.digest,

@@ -19,6 +19,7 @@
 //! | [`control`] | what parties tell each other outside the order; the hand-shake of attaching |
 //! | [`event`] | the sequencer's own commands |
 //! | [`parts`] | whom a command is for; the layout of a payload that has a part for each worker |
+//! | [`spill`] | payloads that are too long for a lane, and when their room comes back |
 //! | [`incarnations`] | which controller is heard, and since when |
 //! | [`errors`] | what went wrong and how often, written by all |
 //! | [`reports`] | what each worker says of itself at an index, the last few |
@@ -80,6 +81,8 @@
 //! | D1 | `done` in [`pace::Pace::finish`] | [`pace::Pace::done`] | the reports for all indexes before | `pace/done` |
 //! | D2 | fence in [`pace::reported`] | the same, in another worker | one's report for an index, to at least one of two | `pace/both` |
 //! | D3 | `found` in [`pace::Pace::tell`] | [`pace::Pace::found_at`] | what was found | `pace/found` |
+//! | S1 | `claimed` in [`spill::SpillWriter::claim`] | [`spill::Spills::claimed`] | a slot's words | `spill/claimed` |
+//! | S2 | [`spill::freed`] | [`spill::SpillWriter::claim`] | that every worker has read what lay there, and its pages are given back | `spill/reuse` |
 //! | K1 | what a successor relies on | the successor | nothing between threads: the lock's fall hands over all stores; it keeps a compiler from moving earlier stores behind | `crash/*`, for the order as written |
 //!
 //! Three of them are doubled by fences that other pairs need at the same place, so that a model sees only all of them
@@ -110,6 +113,7 @@ pub mod parts;
 pub mod reports;
 pub mod seq;
 pub mod sequencer;
+pub mod spill;
 pub mod sync;
 pub mod tickets;
 pub mod wake;

@@ -24,6 +24,8 @@ pub const ALIGN: u64 = 64;
 const HEAD_WORDS: usize = 3;
 /// Words of a table for each part.
 const PART_WORDS: usize = 2;
+/// The longest payload with parts: a table has 32 bits for where a part begins, and for its length.
+pub const MAX_LEN: u64 = u32::MAX as u64;
 /// The most ranks that a region can have.
 pub const MAX_RANKS: u64 = 0xfffe;
 
@@ -100,9 +102,9 @@ pub const fn table_bytes(parts: usize) -> usize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// From the start of the payload.
-    pub offset: u32,
+    pub offset: u64,
     /// In bytes.
-    pub len: u32,
+    pub len: u64,
     /// As its producer took it.
     pub digest: u64,
 }
@@ -149,15 +151,17 @@ impl Extent {
 /// The words of a table before its parts.
 #[inline]
 #[must_use]
-pub fn head(parts: u16, body_len: u32, body_digest: u64) -> [u64; HEAD_WORDS] {
-    [parts.into(), body_len.into(), body_digest]
+pub fn head(parts: u16, body: Span) -> [u64; HEAD_WORDS] {
+    [parts.into(), body.len, body.digest]
 }
 
-/// The words of a table for a part, and where they begin in it, in bytes.
+/// The words of a table for a part, and where they begin in it, in bytes; the part ends at most [`MAX_LEN`] bytes behind
+/// the start of the payload.
 #[inline]
 #[must_use]
 pub fn entry(part: usize, span: Span) -> (usize, [u64; PART_WORDS]) {
-    (table_bytes(part), [u64::from(span.offset) | u64::from(span.len) << 32, span.digest])
+    debug_assert!(span.offset + span.len <= MAX_LEN);
+    (table_bytes(part), [span.offset | span.len << 32, span.digest])
 }
 
 /// A table that cannot be right.
@@ -187,8 +191,8 @@ impl<W: Fn(usize) -> u64> Table<W> {
     /// # Errors
     /// It cannot be: which field, and why.
     #[inline]
-    pub fn read(word: W, len: u32, ranks: u16) -> Result<Table<W>, BadTable> {
-        let (len, mut extent) = (u64::from(len), Extent::of_table(ranks.into()));
+    pub fn read(word: W, len: u64, ranks: u16) -> Result<Table<W>, BadTable> {
+        let mut extent = Extent::of_table(ranks.into());
         let begin = extent.add(0);
         if len < begin {
             return Err(BadTable { field: "length of a payload with parts", found: len, expected: begin });
@@ -201,7 +205,7 @@ impl<W: Fn(usize) -> u64> Table<W> {
         if body_len > len - begin {
             return Err(BadTable { field: "length of the body", found: body_len, expected: len - begin });
         }
-        let body = Span { offset: begin as u32, len: body_len as u32, digest };
+        let body = Span { offset: begin, len: body_len, digest };
         Ok(Table { word, len, parts: ranks, body })
     }
 
@@ -222,7 +226,7 @@ impl<W: Fn(usize) -> u64> Table<W> {
         let at = table_bytes(rank.into()) / 8;
         let (place, digest) = ((self.word)(at), (self.word)(at + 1));
         let (offset, len) = (place & 0xffff_ffff, place >> 32);
-        let first = (u64::from(self.body.offset) + u64::from(self.body.len)).next_multiple_of(ALIGN);
+        let first = (self.body.offset + self.body.len).next_multiple_of(ALIGN);
         let bad = |field, found, expected| Err(BadTable { field, found, expected });
         if offset < first {
             return bad("least offset of a part", offset, first);
@@ -233,7 +237,7 @@ impl<W: Fn(usize) -> u64> Table<W> {
         if len > self.len - offset {
             return bad("length of a part", len, self.len - offset);
         }
-        Ok(Span { offset: offset as u32, len: len as u32, digest })
+        Ok(Span { offset, len, digest })
     }
 
     /// All that the workers get, each where it lies if the payload is as its producer laid it out: for who looks at the
@@ -248,8 +252,8 @@ impl<W: Fn(usize) -> u64> Table<W> {
         for rank in 0..self.parts {
             let part = self.part(rank)?;
             let expected = extent.add(part.len as usize);
-            if u64::from(part.offset) != expected {
-                return Err(BadTable { field: "offset of a part", found: part.offset.into(), expected });
+            if part.offset != expected {
+                return Err(BadTable { field: "offset of a part", found: part.offset, expected });
             }
             see(Some(rank), part);
         }
@@ -270,18 +274,19 @@ mod tests {
     use super::*;
 
     /// The words of a table for these lengths, and the length of the payload.
-    fn table(body: usize, parts: &[usize]) -> (Vec<u64>, u32) {
+    fn table(body: usize, parts: &[usize]) -> (Vec<u64>, u64) {
         let mut words = vec![0; table_bytes(parts.len()) / 8];
-        words[..3].copy_from_slice(&head(parts.len() as u16, body as u32, 100));
+        let body_span = Span { offset: 0, len: body as u64, digest: 100 };
+        words[..3].copy_from_slice(&head(parts.len() as u16, body_span));
         let mut extent = Extent::of_table(parts.len());
         extent.add(body);
         for (rank, &len) in parts.iter().enumerate() {
-            let offset = extent.add(len) as u32;
-            let span = Span { offset, len: len as u32, digest: 101 + rank as u64 };
+            let offset = extent.add(len);
+            let span = Span { offset, len: len as u64, digest: 101 + rank as u64 };
             let (at, both) = entry(rank, span);
             words[at / 8..at / 8 + 2].copy_from_slice(&both);
         }
-        (words, extent.bytes() as u32)
+        (words, extent.bytes())
     }
 
     #[test]
@@ -329,7 +334,7 @@ mod tests {
     fn each_number_of_a_table_is_checked_before_it_is_used() {
         let (good, len) = table(100, &[10, 200, 30]);
         let first = (128 + 100_u64).next_multiple_of(64);
-        let read = |at: usize, to: u64, len: u32, rank: u16| {
+        let read = |at: usize, to: u64, len: u64, rank: u16| {
             let mut words = good.clone();
             words[at] = to;
             // A word that is not of the table is not loaded.
@@ -337,7 +342,7 @@ mod tests {
             Table::read(word, len, 3).and_then(|table| table.part(rank)).unwrap_err()
         };
         let bad = |field, found, expected| BadTable { field, found, expected };
-        let all = u64::from(len);
+        let all = len;
         let cases = [
             (read(0, 2, len, 0), bad("number of parts", 2, 3)),
             (read(0, u64::MAX, len, 0), bad("number of parts", u64::MAX, 3)),

@@ -153,6 +153,12 @@ impl Region {
         }
     }
 
+    /// That a payload beside the lanes is gone, which no look at the sections shows.
+    pub(crate) fn shortened(&self, mapped: u64) -> RegionLost {
+        let found = self.file().metadata().map_or(0, |file| file.len());
+        RegionLost::Truncated { mapped, found }
+    }
+
     /// Whether the region is whole: its file was not shortened.
     ///
     /// # Errors

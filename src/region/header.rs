@@ -16,7 +16,8 @@
 //!    128   8      what digests cover: 0 payload, 1 header, 2 nothing
 //!    136   8      when workers differ: 0 report, 1 poison, 2 lockstep
 //!    144   8      ranks: among how many workers commands can be divided
-//!    152   8      digest (xxh3-64) of all before it
+//!    152   8      spill bytes: of each producer, for payloads that are too long for its lane
+//!    160   8      digest (xxh3-64) of all before it
 //! ```
 //!
 //! All numbers are little-endian. The header is written before the file has a name and never again.
@@ -31,10 +32,12 @@ use crate::region::layout::{Geometry, Layout, PAGE};
 /// The first eight bytes of every region.
 pub const MAGIC: [u8; 8] = *b"SERIATIM";
 /// The format that this build reads and writes.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 const ORDER_MARK: u32 = 0x0102_0304;
 /// Bytes of the header that carry something.
-pub(crate) const HEADER_BYTES: usize = 160;
+pub(crate) const HEADER_BYTES: usize = 168;
+/// Where its digest lies.
+const DIGEST: usize = HEADER_BYTES - 8;
 
 /// What a region's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +95,7 @@ impl Identity {
         bytes.extend(self.digest_of.code().to_le_bytes());
         bytes.extend(self.on_divergence.code().to_le_bytes());
         bytes.extend(g.ranks.to_le_bytes());
+        bytes.extend(g.spill_bytes.to_le_bytes());
         bytes.extend(XxHash3_64::oneshot(&bytes).to_le_bytes());
         std::array::from_fn(|i| bytes[i])
     }
@@ -116,7 +120,7 @@ impl Identity {
             return Err(HeaderError::Version { found: version, supported: VERSION });
         }
         same("header size", u64_at(16), PAGE)?;
-        same("header digest", u64_at(152), XxHash3_64::oneshot(&bytes[..152]))?;
+        same("header digest", u64_at(DIGEST), XxHash3_64::oneshot(&bytes[..DIGEST]))?;
         let geometry = Geometry {
             order_slots: u64_at(24),
             lane_cells: u64_at(32),
@@ -124,6 +128,7 @@ impl Identity {
             producers: u64_at(48),
             workers: u64_at(56),
             ranks: u64_at(144),
+            spill_bytes: u64_at(152),
         };
         let layout = geometry.layout()?;
         same("file size", u64_at(80), layout.total)?;
@@ -217,8 +222,8 @@ mod tests {
         for (at, text) in cases {
             let mut bytes = identity().encode();
             bytes[at] = 3;
-            let digest = XxHash3_64::oneshot(&bytes[..152]).to_le_bytes();
-            bytes[152..].copy_from_slice(&digest);
+            let digest = XxHash3_64::oneshot(&bytes[..DIGEST]).to_le_bytes();
+            bytes[DIGEST..].copy_from_slice(&digest);
             let error = Identity::decode(&bytes).unwrap_err().to_string();
             assert!(error.contains(text), "{error}");
         }

@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::header::{HEADER_BYTES, Identity, Uuid};
+use super::layout::Layout;
 use super::layout::Section;
 use super::placement::{self, PartPlacement};
 use super::{memory, open_file};
@@ -65,7 +66,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
         Ok((identity, layout)) => {
             inspection.identity = Some(identity);
             inspection.sections = layout.sections();
-            inspection.check(layout.total);
+            inspection.check(&layout);
             inspection.huge_bytes = memory::huge_bytes_of(&file, layout);
             inspection.placement = placement::of(&file, layout);
         }
@@ -79,9 +80,9 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, AttachError> {
 }
 
 impl Inspection {
-    fn check(&mut self, expected: u64) {
-        let found = self.file_bytes;
-        if found != expected {
+    fn check(&mut self, layout: &Layout) {
+        let (found, expected) = (self.file_bytes, layout.total);
+        if !layout.can_be_length(found) {
             self.problems.push(format!("the file has {found} bytes, expected {expected}"));
         }
         if let (Some(identity), Ok(boot)) = (&self.identity, sys::kernel_uuid("boot_id"))

@@ -31,6 +31,8 @@ use seriatim_ring::tickets::SPARE_WORDS;
 pub(crate) const PAGE: u64 = 4096;
 /// The ticket words begin this far behind the hint.
 pub(crate) const HINT_BYTES: u64 = 128;
+/// Areas for spills begin at a multiple of this, so that huge pages fit them.
+const SPILLS_ALIGN: u64 = 2 << 20;
 /// Different errors that a region remembers: with the count of those that it does not, four pages.
 pub(crate) const ERROR_SLOTS: u64 = 63;
 
@@ -49,6 +51,8 @@ pub struct Geometry {
     pub workers: u64,
     /// Among how many of them commands can be divided: their ranks are the numbers below this.
     pub ranks: u64,
+    /// Bytes of each producer's area for payloads that are too long for its lane: address space, not memory.
+    pub spill_bytes: u64,
 }
 
 /// Where everything lies.
@@ -69,6 +73,9 @@ pub(crate) struct Layout {
     pub(crate) lane_stride: u64,
     pub(crate) workers: u64,
     pub(crate) total: u64,
+    /// Where the areas for spills begin. They are no part of the mapping, and the file is as long as the last that was
+    /// used.
+    pub(crate) spills: u64,
 }
 
 /// A part of the region that has one kind of writer.
@@ -117,7 +124,7 @@ const fn pages(bytes: u64) -> u64 {
 impl Layout {
     /// The layout of a geometry whose values are in range; `None` if it would not fit a file.
     pub(crate) fn new(geometry: Geometry) -> Option<Self> {
-        let Geometry { order_slots, lane_cells, lane_bytes, producers, workers, .. } = geometry;
+        let Geometry { order_slots, lane_cells, lane_bytes, producers, workers, spill_bytes, .. } = geometry;
         // More words than cells: a producer with room in its lane finds room for its ticket.
         let ticket_words = (producers * lane_cells + SPARE_WORDS).next_power_of_two();
         let control = PAGE;
@@ -133,7 +140,9 @@ impl Layout {
         let lane_stride = LaneLayout::new(0, lane_cells, lane_bytes).end();
         let at_workers = producers.checked_mul(lane_stride)?.checked_add(lanes)?;
         let total = at_workers.checked_add(workers * size::<WorkerPage>())?;
-        (total < 1 << 62).then_some(Layout {
+        let spills = total.checked_next_multiple_of(SPILLS_ALIGN)?;
+        let end = producers.checked_mul(spill_bytes)?.checked_add(spills)?;
+        (end < 1 << 62).then_some(Layout {
             geometry,
             ticket_words,
             control,
@@ -149,7 +158,31 @@ impl Layout {
             lane_stride,
             workers: at_workers,
             total,
+            spills,
         })
+    }
+
+    /// Where the area for spills of lane `lane` lies in the file; the sequencer's lane has none.
+    pub(crate) fn spill_area(&self, lane: u16) -> Option<Range<u64>> {
+        let bytes = self.geometry.spill_bytes;
+        let before = u64::from(lane).checked_sub(1)?;
+        let start = self.spills + before * bytes;
+        (bytes > 0).then_some(start..start + bytes)
+    }
+
+    /// Whether a file of that length can be such a region: it ends with its sections, or behind the farthest page that a
+    /// spill ever had.
+    pub(crate) fn can_be_length(&self, bytes: u64) -> bool {
+        let has_spilled = self.spills < bytes && bytes <= self.longest() && bytes.is_multiple_of(PAGE);
+        bytes == self.total || has_spilled
+    }
+
+    /// The longest that the file can be: with spills at the very end.
+    pub(crate) fn longest(&self) -> u64 {
+        match self.geometry.spill_bytes {
+            0 => self.total,
+            bytes => self.spills + self.geometry.producers * bytes,
+        }
     }
 
     /// Where lane `lane` lies; lane 0 is the sequencer's own.
@@ -236,8 +269,15 @@ pub struct Section {
 mod tests {
     use super::*;
 
-    const SMALL: Geometry =
-        Geometry { order_slots: 2, lane_cells: 2, lane_bytes: 128, producers: 3, workers: 2, ranks: 0 };
+    const SMALL: Geometry = Geometry {
+        order_slots: 2,
+        lane_cells: 2,
+        lane_bytes: 128,
+        producers: 3,
+        workers: 2,
+        ranks: 0,
+        spill_bytes: 1 << 20,
+    };
 
     #[test]
     fn sections_follow_each_other_on_pages() {
@@ -259,5 +299,17 @@ mod tests {
         assert_eq!(layout.range(Part::Lane(1)).end, layout.range(Part::Lane(2)).start);
         assert_eq!(layout.range(Part::Lane(3)).end, layout.workers);
         assert_eq!(layout.range(Part::Worker(1)).end, layout.total);
+        assert!(layout.spill_area(0).is_none());
+        let areas = [1, 2, 3].map(|lane| layout.spill_area(lane).unwrap());
+        assert!(areas[0].start >= layout.total && areas[0].start.is_multiple_of(SPILLS_ALIGN));
+        assert!(areas.windows(2).all(|two| two[0].end == two[1].start));
+        assert_eq!(areas[2].end, layout.longest());
+        let without = Layout::new(Geometry { spill_bytes: 0, ..SMALL }).unwrap();
+        assert_eq!((without.spill_area(1), without.longest()), (None, without.total));
+        let lengths = [layout.total, layout.spills + PAGE, layout.longest()];
+        assert!(lengths.iter().all(|&bytes| layout.can_be_length(bytes)));
+        let others = [0, layout.total - 1, layout.total + 1, layout.spills + 1, layout.longest() + PAGE];
+        assert!(others.iter().all(|&bytes| !layout.can_be_length(bytes)));
+        assert!(!without.can_be_length(without.spills + PAGE));
     }
 }

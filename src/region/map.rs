@@ -68,6 +68,8 @@ unsafe impl Words for Padded<AtomicU64> {}
 /// A region in memory.
 #[derive(Debug)]
 pub(crate) struct Map {
+    /// Holds no locks: the living are probed through it.
+    file: File,
     base: NonNull<u8>,
     layout: Layout,
     /// Where each lane lies, so that nobody computes it for a command.
@@ -101,17 +103,21 @@ unsafe impl Sync for Map {}
 
 impl Map {
     /// Maps a file of `layout.total` bytes, read-only unless `writable`.
-    pub(crate) fn new(file: &File, layout: Layout, writable: bool) -> io::Result<Map> {
+    pub(crate) fn new(file: File, layout: Layout, writable: bool) -> io::Result<Map> {
         let len = usize::try_from(layout.total).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         let mut options = MmapOptions::new();
         options.len(len);
-        let raw = if writable { options.map_raw(file)? } else { options.map_raw_read_only(file)? };
+        let raw = if writable { options.map_raw(&file)? } else { options.map_raw_read_only(&file)? };
         // The mapping of a non-empty file is never at address 0.
         let base =
             NonNull::new(raw.as_mut_ptr()).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
-        let mut map = Map { base, layout, lanes: Box::default(), guard: OnceLock::new(), raw };
+        let mut map = Map { file, base, layout, lanes: Box::default(), guard: OnceLock::new(), raw };
         map.lanes = (0..=layout.geometry.producers as u16).map(|lane| map.parts_of(lane)).collect();
         Ok(map)
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     pub(crate) fn layout(&self) -> &Layout {
@@ -450,15 +456,39 @@ fn kept(region: &Region) -> &'static Map {
     unsafe { &*map }
 }
 
-/// A file of nothing but shared words, mapped whole.
+/// Part of a file that is nothing but shared words, mapped by itself.
 #[derive(Debug)]
 pub(crate) struct WordMap {
+    /// Dropped before the mapping.
+    guard: Option<Guard>,
     raw: MmapRaw,
+    /// Where it ends in the file.
+    end: u64,
 }
 
 impl WordMap {
+    /// All of a file.
     pub(crate) fn new(file: &File) -> io::Result<WordMap> {
-        Ok(WordMap { raw: MmapOptions::new().map_raw(file)? })
+        let raw = MmapOptions::new().map_raw(file)?;
+        Ok(WordMap { guard: None, end: raw.len() as u64, raw })
+    }
+
+    /// A range of a region's file behind its sections, which begins at a page; guarded if the region is.
+    pub(crate) fn behind(map: &Map, range: Range<u64>, writable: bool) -> io::Result<WordMap> {
+        // In whole words, the last of which may reach behind the range, in its last page.
+        let len = (range.end - range.start).next_multiple_of(8);
+        let len = usize::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+        let mut options = MmapOptions::new();
+        options.offset(range.start).len(len);
+        let raw =
+            if writable { options.map_raw(&map.file)? } else { options.map_raw_read_only(&map.file)? };
+        let guard = map.guard.get().map(|_| Guard::new(raw.as_ptr(), raw.len())).transpose()?;
+        Ok(WordMap { guard, raw, end: range.end })
+    }
+
+    /// Where it ends in the file, if an access found a page gone.
+    pub(crate) fn hit(&self) -> Option<u64> {
+        self.guard.as_ref().filter(|guard| guard.is_hit()).map(|_| self.end)
     }
 
     #[inline]

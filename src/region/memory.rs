@@ -72,7 +72,7 @@ impl Region {
 pub(crate) fn take_huge_pages(file: &File, layout: Layout) -> io::Result<()> {
     if sys::is_on_tmpfs(file) {
         file.set_len(layout.total)?;
-        let map = Map::new(file, layout, true)?;
+        let map = Map::new(file.try_clone()?, layout, true)?;
         let _ = map.ask_for_huge_pages().and_then(|()| map.populate());
     }
     Ok(())
@@ -112,8 +112,10 @@ pub(crate) fn check_huge_pages(
 /// Maps a file to look at its pages: only if all are in memory already, for entering a page must not make it.
 pub(super) fn whole(file: &File, layout: Layout) -> Option<Map> {
     let found = file.metadata().ok()?;
-    let is_whole = found.len() == layout.total && found.blocks() * 512 >= found.len();
-    (is_whole && sys::is_on_tmpfs(file)).then(|| Map::new(file, layout, false).ok()).flatten()
+    let is_whole = layout.can_be_length(found.len()) && found.blocks() * 512 >= layout.total;
+    (is_whole && sys::is_on_tmpfs(file))
+        .then(|| Map::new(file.try_clone().ok()?, layout, false).ok())
+        .flatten()
 }
 
 /// How many bytes of a file that is complete lie in huge pages; `None` if that cannot be told without changing it.

@@ -9,6 +9,7 @@ pub(crate) mod map;
 pub(crate) mod memory;
 pub(crate) mod placement;
 pub(crate) mod snapshot;
+pub(crate) mod spill;
 
 use std::fs::{self, File};
 use std::io;
@@ -59,8 +60,6 @@ pub struct Region(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     map: Map,
-    /// Holds no locks: the living are probed through it.
-    file: File,
     path: PathBuf,
     identity: Identity,
     writable: bool,
@@ -114,6 +113,10 @@ impl Region {
         let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
         let file = sys::memory_file("seriatim").map_err(io_error(&path, "create"))?;
         let identity = format(&file, &path, config, layout)?;
+        // Its length cannot grow with its spills: nobody sees it.
+        if sys::may_have_length(layout.longest()) {
+            file.set_len(layout.longest()).map_err(io_error(&path, "lengthen"))?;
+        }
         sys::seal_length(&file).map_err(io_error(&path, "seal"))?;
         let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
         let path = PathBuf::from(format!("/proc/{}/fd/{fd}", std::process::id()));
@@ -126,10 +129,9 @@ impl Region {
         identity: Identity,
         layout: Layout,
     ) -> Result<Region, CreateError> {
-        let map = Map::new(&file, layout, false).map_err(io_error(&path, "map"))?;
+        let map = Map::new(file, layout, false).map_err(io_error(&path, "map"))?;
         Ok(Region(Arc::new(Inner {
             map,
-            file,
             path,
             identity,
             writable: true,
@@ -177,12 +179,12 @@ impl Region {
         let (identity, layout) =
             Identity::decode(&header).map_err(|source| AttachError::Header { path: path.clone(), source })?;
         let found = file.metadata().map_err(AttachError::io(&path, "look at"))?.len();
-        if found != layout.total {
+        if !layout.can_be_length(found) {
             return Err(AttachError::Length { path, found, expected: layout.total });
         }
-        let map = Map::new(&file, layout, false).map_err(AttachError::io(&path, "map"))?;
+        let map = Map::new(file, layout, false).map_err(AttachError::io(&path, "map"))?;
         let (entered, assistance) = (OnceLock::new(), Assistance::default());
-        Ok(Region(Arc::new(Inner { map, file, path, identity, writable, entered, assistance })))
+        Ok(Region(Arc::new(Inner { map, path, identity, writable, entered, assistance })))
     }
 
     /// Removes the file of a region that nobody is attached to, also one of another boot of the machine; through a
@@ -289,10 +291,17 @@ impl Region {
         self.map().ranks()
     }
 
-    /// The longest payload of a command in bytes.
+    /// The longest payload in bytes that lies in a lane.
     #[must_use]
     pub fn max_payload(&self) -> usize {
         seriatim_ring::lane::max_payload(self.geometry().lane_bytes) as usize
+    }
+
+    /// The longest payload of a command in bytes; what is longer than [`max_payload`](Self::max_payload) is
+    /// [spilled](Config::spill_bytes).
+    #[must_use]
+    pub fn max_command(&self) -> u64 {
+        self.geometry().max_command()
     }
 
     /// The highest index that a region has room to name.
@@ -310,13 +319,13 @@ impl Region {
     }
 
     pub(crate) fn file(&self) -> &File {
-        &self.0.file
+        self.map().file()
     }
 
     /// Whether the party in a role is alive. A probe that fails (it cannot, on a file that is open) counts as
     /// life: nobody is taken for dead on an error.
     pub(crate) fn is_alive(&self, role: Role) -> bool {
-        liveness::is_alive(&self.0.file, role).unwrap_or(true)
+        liveness::is_alive(self.file(), role).unwrap_or(true)
     }
 
     /// Enters what a party writes and what it reads into this process's page tables, before it begins. Some tenths of a
@@ -403,14 +412,15 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
     if config.huge_pages != HugePages::No {
         memory::take_huge_pages(file, layout).map_err(io_error(path, "size"))?;
     }
-    sys::reserve(file, layout.total).map_err(|e| match e.raw_os_error() {
+    sys::reserve(file, 0..layout.total).map_err(|e| match e.raw_os_error() {
         Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
             CreateError::NoSpace { path: path.into(), wanted: layout.total, free }
         }
         _ => io_error(path, "reserve the pages of")(e),
     })?;
     crash_point!("create.reserved");
-    let map = Map::new(file, layout, true).map_err(io_error(path, "map"))?;
+    let map =
+        file.try_clone().and_then(|file| Map::new(file, layout, true)).map_err(io_error(path, "map"))?;
     if config.pretouch || config.huge_pages != HugePages::No {
         map.populate().map_err(io_error(path, "touch the pages of"))?;
     }

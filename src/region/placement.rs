@@ -156,7 +156,7 @@ pub(crate) fn ask(
     let usable = check_nodes(path, &sites)?;
     let failed = |what| move |source| CreateError::Io { path: path.into(), what, source };
     file.set_len(layout.total).map_err(failed("size"))?;
-    let map = Map::new(file, layout, true).map_err(failed("map"))?;
+    let map = file.try_clone().and_then(|file| Map::new(file, layout, true)).map_err(failed("map"))?;
     for (range, site) in sites {
         let asked = match site {
             Site::Node(node) => map.take_pages_from(range, libc::MPOL_BIND, &[node]),

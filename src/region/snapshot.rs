@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, POISONED, Party};
+use seriatim_ring::control::{self, CLOSED, CLOSING, EXHAUSTED, LaneEntry, LanePage, POISONED, Party};
 use seriatim_ring::event::{OWN_CELLS, OWN_LANE};
 use seriatim_ring::sequencer::{gate, published};
 use seriatim_ring::sync::{AtomicU64, Ordering};
@@ -94,6 +94,17 @@ pub struct ProducerStatus {
     /// How many commands it wanted to submit that it had submitted before
     /// ([`SubmitError::Duplicate`](crate::SubmitError::Duplicate)).
     pub duplicates: u64,
+    /// What it has outstanding of payloads that are too long for its lane.
+    pub spilled: Spilled,
+}
+
+/// What a lane has outstanding beside it: claimed, and not given back yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spilled {
+    /// How many payloads.
+    pub count: u64,
+    /// The bytes of the pages that are reserved for them.
+    pub bytes: u64,
 }
 
 /// A worker.
@@ -324,6 +335,7 @@ impl Region {
                 fenced: entry.fenced.load(Ordering::Relaxed) != 0,
                 full_for: is_full.then(|| age(full_ns).unwrap_or_default()),
                 duplicates: page.refused.duplicates.load(Ordering::Relaxed),
+                spilled: spilled(page, entry, self.geometry().spill_bytes),
             }
         })
     }
@@ -424,4 +436,13 @@ fn age(at_ns: u64) -> Option<Duration> {
 /// Reads a pair that may move meanwhile.
 fn read_pair<T>(mut load: impl FnMut() -> Option<T>) -> Option<T> {
     (0..64).find_map(|_| load())
+}
+
+fn spilled(page: &LanePage, entry: &LaneEntry, area: u64) -> Spilled {
+    // More than there can be are damage, of which `verify` tells.
+    let Ok(spills) = page.spills.outstanding(entry) else { return Spilled::default() };
+    spills.fold(Spilled::default(), |Spilled { count, bytes }, (_, spill)| {
+        let range = spill.range(area);
+        Spilled { count: count + 1, bytes: bytes + range.end - range.start }
+    })
 }

@@ -16,6 +16,7 @@ use crate::fork;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::region::Region;
+use crate::region::spill::{Sweep, Tickets};
 use crate::sys;
 use crate::wait;
 
@@ -91,8 +92,25 @@ impl Sequencer {
         self.look_after_all(now)
     }
 
+    /// Gives a piece of what is no longer needed of the spills back; whether room became free.
+    fn sweep(&mut self) -> bool {
+        let Sequencer { sweeper, orderer, region, parts, .. } = self;
+        let tickets = || {
+            let next = orderer.ticket();
+            Tickets { next, tail: parts.shared().tickets.tail(next) }
+        };
+        let sweep = sweeper.sweep(region, tickets);
+        self.is_sweeping = sweep != Sweep::Nothing;
+        sweep == Sweep::Freed
+    }
+
     #[inline(never)]
     fn look_after_all(&mut self, now: bool) -> bool {
+        let freed = (now || self.turns_to_look == 0) && self.sweep();
+        self.look_after_parties(now) || freed
+    }
+
+    fn look_after_parties(&mut self, now: bool) -> bool {
         let due = self.is_look_due(now);
         if due {
             self.watch.look(&self.region, sys::monotonic_ns());
@@ -273,13 +291,13 @@ impl Sequencer {
     /// Sleeps until there is a ticket, a request, (if somebody waits for room) a gate that moved, `is_asked`, or
     /// the deadline.
     pub(crate) fn sleep(&mut self, deadline: Option<Instant>, is_asked: impl Fn() -> bool) {
-        if self.stats.closed || self.before_sleep() || self.waker.is_busy() {
+        if self.stats.closed || self.before_sleep() || self.is_sweeping || self.waker.is_busy() {
             return;
         }
         let region = self.region.clone();
         let s = region.map().shared();
-        // What waits to be said in the order, like a ticket that is stuck, waits for gates.
-        let waits = self.stuck || self.unsettled;
+        // What waits to be said in the order, like a ticket that is stuck, waits for gates; and so do spills.
+        let waits = self.stuck || self.unsettled || self.sweeper.is_waiting;
         let level = if waits { FOR_ROOM } else { self.orderer.sleep_level(&s) };
         let bell = &s.bells.sequencer;
         wait::sleep_alone(bell, level, deadline, || is_asked() || self.is_needed(&s, level));
@@ -294,7 +312,11 @@ impl Sequencer {
         let asked = s.bells.is_wanted()
             || s.bells.requests() != self.seen_requests
             || s.bells.producers.is_announced(FOR_WORK);
-        let busy = self.stuck || self.unsettled || self.waker.is_busy() || self.orderer.has_work(s);
+        let busy = self.stuck
+            || self.unsettled
+            || self.is_sweeping
+            || self.waker.is_busy()
+            || self.orderer.has_work(s);
         !asked && !busy && !self.glances.is_multiple_of(GLANCES)
     }
 

@@ -37,6 +37,7 @@ use crate::region::file::{FileWatch, RegionLost};
 use crate::region::layout::Part;
 use crate::region::map::SequencerParts;
 use crate::region::snapshot::State;
+use crate::region::spill::Sweeper;
 use crate::stall::Watch;
 use crate::sys;
 use crate::wait::{self, Waker};
@@ -232,6 +233,9 @@ pub struct Sequencer {
     file: FileWatch,
     look_at_file: bool,
     next_look_at_file: Instant,
+    sweeper: Sweeper,
+    /// There may be more to give back at once.
+    is_sweeping: bool,
 }
 
 impl Sequencer {
@@ -403,6 +407,8 @@ impl Sequencer {
             watch: Watch::new(STALL),
             file: FileWatch::new(),
             look_at_file: true,
+            sweeper: Sweeper::default(),
+            is_sweeping: false,
             next_look_at_file: Instant::now(),
             parts: SequencerParts::of(region),
             region: region.clone(),

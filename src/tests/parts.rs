@@ -30,7 +30,8 @@ fn got(worker: &mut Worker) -> Vec<(u16, Vec<u8>, Option<Vec<u8>>)> {
 }
 
 fn two_ranks() -> Config {
-    Config::new().order_slots(64).lane_cells(64).lane_bytes(4096).producers(2).workers(4).ranks(2)
+    let config = Config::new().order_slots(64).lane_cells(64).lane_bytes(4096).producers(2).workers(4);
+    config.ranks(2).spill_bytes(0)
 }
 
 #[test]
@@ -306,11 +307,13 @@ proptest! {
     fn every_size_of_parts_survives_the_wrap(
         ranks in 1..4u64,
         shift in 8..12u32,
+        spills in any::<bool>(),
         commands in prop::collection::vec((0..4usize, 0..150usize, prop::collection::vec(0..150usize, 4)), 1..60),
     ) {
         let lane_bytes = 1 << shift;
         let config = Config::new().order_slots(8).lane_cells(4).lane_bytes(lane_bytes);
-        let mut desk = Desk::new(&config.producers(1).workers(4).ranks(ranks));
+        let config = config.producers(1).workers(4).ranks(ranks).spill_bytes(if spills { 2 << 20 } else { 0 });
+        let mut desk = Desk::new(&config);
         let mut workers: Vec<_> = (0..ranks as u16).map(|r| desk.ranked(&format!("w{r}"), r)).collect();
         let mut producer = desk.producer("p");
         let mut submitted = 0;
@@ -328,7 +331,7 @@ proptest! {
                 match done {
                     Ok(_) => {}
                     Err(SubmitError::TooLarge { len, max }) => {
-                        prop_assert!(len > max && max as u64 == (lane_bytes / 2).max(40));
+                        prop_assert!(!spills && len > max && max as u64 == (lane_bytes / 2).max(40));
                         break;
                     }
                     Err(SubmitError::Full(_)) => {

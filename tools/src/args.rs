@@ -17,10 +17,14 @@ pub(crate) struct Sizes {
     /// Commands that one producer may have outstanding [a power of two]
     #[arg(long, value_name = "N", value_parser = size)]
     pub(crate) lane_cells: Option<u64>,
-    /// Payload bytes that one producer may have outstanding; the largest command is half of it [a power of
-    /// two; K, M and G are taken]
+    /// Payload bytes that one producer may have outstanding in its lane; the largest payload there is half of it [a power
+    /// of two; K, M and G are taken]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) lane_bytes: Option<u64>,
+    /// The same of larger payloads, which get memory of their own while they are needed; the largest command is half of
+    /// it, 0 allows none [a power of two; K, M and G are taken]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    pub(crate) spill_bytes: Option<u64>,
 }
 
 impl Sizes {
@@ -33,6 +37,9 @@ impl Sizes {
         }
         if let Some(bytes) = self.lane_bytes {
             config = config.lane_bytes(bytes);
+        }
+        if let Some(bytes) = self.spill_bytes {
+            config = config.spill_bytes(bytes);
         }
         config
     }

@@ -148,6 +148,7 @@ pub(crate) struct GeometryReport {
     pub(crate) producers: u64,
     pub(crate) workers: u64,
     pub(crate) ranks: u64,
+    pub(crate) spill_bytes: u64,
 }
 
 impl From<Geometry> for GeometryReport {
@@ -159,18 +160,25 @@ impl From<Geometry> for GeometryReport {
             producers: geometry.producers,
             workers: geometry.workers,
             ranks: geometry.ranks,
+            spill_bytes: geometry.spill_bytes,
         }
     }
 }
 
 impl fmt::Display for GeometryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let GeometryReport { slots, lane_cells, lane_bytes, producers, workers, ranks } = self;
+        let GeometryReport { slots, lane_cells, lane_bytes, producers, workers, ranks, spill_bytes } = self;
         write!(
             f,
             "{slots} slots, {producers} lanes of {lane_cells} cells and {lane_bytes} bytes, {workers} workers"
         )?;
-        if *ranks > 0 { write!(f, ", {ranks} ranks") } else { Ok(()) }
+        if *ranks > 0 {
+            write!(f, ", {ranks} ranks")?;
+        }
+        match spill_bytes {
+            0 => f.write_str(", no spills"),
+            bytes => write!(f, ", spills of up to {} bytes", bytes / 2),
+        }
     }
 }
 

@@ -177,9 +177,11 @@ fn run_takes_an_input_without_commands() {
 fn run_refuses_lanes_in_which_the_largest_line_has_no_room() {
     let mut input = vec![b'x'; 5_000];
     input.extend_from_slice(b"\nsmall\n");
-    let args = ["run", "-", "--lane-bytes", "4096"];
+    let args = ["run", "-", "--lane-bytes", "4096", "--spill-bytes", "0"];
     run_with(&args, &input).with(2).saying(&["4096", "2048", "line 1", "5000", "16384"]);
-    run_with(&["run", "-", "--lane-bytes", "16384"], &input).with(0);
+    run_with(&["run", "-", "--lane-bytes", "16384", "--spill-bytes", "0"], &input).with(0);
+    let report = run_with(&["run", "-", "--lane-bytes", "4096", "--json"], &input).with(0).json();
+    assert_eq!(report["agree"], true, "it lies beside its lane");
 }
 
 #[test]
@@ -432,7 +434,7 @@ fn more_parties_than_the_region_is_made_for_are_refused() {
 #[test]
 fn a_command_that_is_too_large_is_refused_with_both_numbers() {
     let folder = scratch();
-    let region = create(&folder, "region", &["--lane-bytes", "4096"]);
+    let region = create(&folder, "region", &["--lane-bytes", "4096", "--spill-bytes", "0"]);
     let _sequencer = sequence(&region);
     let worker = worker(&region, "w", &["--count", "3"]);
     let mut input = b"one\n".to_vec();
@@ -528,7 +530,7 @@ fn create_reports_what_it_made_and_remove_removes_it() {
         run(&[&args[..], &["--producers", "3", "--workers", "5", "--ranks", "2", "--mode", "640"]].concat())
             .with(0)
             .json();
-    let geometry = json!({"slots": 64, "lane_cells": 128, "lane_bytes": 65_536, "producers": 3, "workers": 5, "ranks": 2});
+    let geometry = json!({"slots": 64, "lane_cells": 128, "lane_bytes": 65_536, "producers": 3, "workers": 5, "ranks": 2, "spill_bytes": 68_719_476_736_u64});
     assert_eq!(report["geometry"], geometry);
     let file = fs::metadata(&path).unwrap();
     assert_eq!(report["bytes"], file.len());
@@ -803,7 +805,7 @@ fn a_damaged_header_is_refused_by_all_but_inspect() {
 #[test]
 fn a_region_that_lost_its_end_is_refused_by_all_but_inspect() {
     let folder = scratch();
-    for length in [160, 4_095, 4_096, 8_191, 1 << 20] {
+    for length in [168, 4_095, 4_096, 8_191, 1 << 20] {
         let region = create(&folder, &length.to_string(), &[]);
         let full = fs::metadata(&region).unwrap().len();
         fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(length).unwrap();

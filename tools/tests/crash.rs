@@ -73,6 +73,8 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("lane", _) => &[Submit, Serve],
         ("ticket", "in") => &[Submit, Close],
         ("ticket" | "submit", _) | ("attach", "resumed") => &[Submit],
+        ("spill", "claimed" | "reserved" | "written" | "void") => &[Submit],
+        ("spill", _) => &[Serve],
         ("attach", _) | ("party", "asked" | "told") => &[Submit, Work],
         ("snapshot", _) => &[Serve, Work],
         ("order" | "publish" | "settle" | "event", _) => &[Serve, Close],
@@ -95,8 +97,18 @@ fn scenes(point: &str) -> &'static [Scene] {
 
 /// Whether a point is passed with every command or run, and so can be met at a later pass as well.
 fn is_frequent(point: &str) -> bool {
-    let groups =
-        ["lane.", "order.", "publish.", "settle.", "submit.", "free.", "poll.next", "ticket.in", "report."];
+    let groups = [
+        "lane.",
+        "order.",
+        "publish.",
+        "settle.",
+        "submit.",
+        "spill.",
+        "free.",
+        "poll.next",
+        "ticket.in",
+        "report.",
+    ];
     groups.iter().any(|group| point.starts_with(group))
 }
 

@@ -1014,7 +1014,7 @@ fn read(worker: &mut Worker, count: usize, mut check: impl FnMut(usize, &[u8])) 
 #[test]
 fn nothing_is_left_of_what_is_refused() {
     let config = Config::new().producers(1).workers(1).lane_cells(4096).lane_bytes(1 << 20).order_slots(4096);
-    let region = Region::anonymous(&config).unwrap();
+    let region = Region::anonymous(&config.spill_bytes(0)).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let mut producer = Producer::attach(&region, "p").unwrap();
     let max = producer.max_payload();
@@ -1067,7 +1067,7 @@ fn nothing_is_left_of_what_is_refused() {
 #[test]
 fn more_than_4_gib_are_as_good_as_less() {
     const LANE: u64 = 8 << 30;
-    let max = u64::from(u32::MAX);
+    let max = u64::from(u32::MAX) - 1;
     assert_eq!(Config::new().lane_bytes(LANE).max_payload(), max);
     let folder = scratch();
     let path = folder.path().join("region").display().to_string();
@@ -1077,6 +1077,7 @@ fn more_than_4_gib_are_as_good_as_less() {
     }
     let config =
         Config::new().producers(1).workers(2).lane_cells(16_384).lane_bytes(LANE).order_slots(16_384);
+    let config = config.spill_bytes(0);
     if let Some(why) = lacks(folder.path(), LANE + (2 << 30)) {
         return println!("skipped: {why}");
     }

@@ -771,11 +771,11 @@ fn a_region_of_another_boot_is_refused_whole_and_can_be_removed() {
     common::run_with(&["submit", &region], b"a line\n").with(0);
     serving.stop().with(0);
     let file = fs::OpenOptions::new().read(true).write(true).open(&region).unwrap();
-    let mut header = [0; 160];
+    let mut header = [0; 168];
     file.read_exact_at(&mut header, 0).unwrap();
     header[104] ^= 0xff;
-    let digest = seriatim::payload_digest(&header[..152]);
-    header[152..].copy_from_slice(&digest.to_le_bytes());
+    let digest = seriatim::payload_digest(&header[..160]);
+    header[160..].copy_from_slice(&digest.to_le_bytes());
     file.write_all_at(&header, 0).unwrap();
     let before = fs::read(&region).unwrap();
     for command in ["sequence", "worker", "submit", "stat"] {

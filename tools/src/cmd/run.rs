@@ -157,15 +157,17 @@ impl Plan {
 /// The asked sizes, with lanes in which the largest line has room.
 fn fit(asked: &Sizes, lines: &Lines) -> Result<Sizes> {
     let largest = lines.iter().map(<[u8]>::len).max().unwrap_or(0);
-    let max = asked.apply(Config::new()).max_payload();
-    if largest as u64 <= max {
+    let config = asked.apply(Config::new());
+    let is_asked_for = asked.lane_bytes.is_some() && largest as u64 <= config.max_command();
+    if largest as u64 <= config.max_payload() || is_asked_for {
         return Ok(asked.clone());
     }
+    let max = config.max_command();
     let needed = (2 * largest.next_multiple_of(64) as u64).next_power_of_two();
     if let Some(bytes) = asked.lane_bytes {
         let number = lines.iter().position(|line| line.len() == largest).unwrap_or(0) + 1;
         bail!(
-            "--lane-bytes {bytes} allows commands of up to {max} bytes, but line {number} has {largest}: \
+            "--lane-bytes {bytes} and --spill-bytes allow commands of up to {max} bytes, but line {number} has {largest}: \
              {needed} would do"
         );
     }

@@ -222,6 +222,9 @@ struct ProducerRow {
     full_s: Option<f64>,
     /// Commands that it had submitted before, and that were refused.
     duplicates: u64,
+    /// Payloads beside its lane that are outstanding, and the bytes that they take.
+    spills: u64,
+    spilled_bytes: u64,
     rate: Option<f64>,
 }
 
@@ -415,6 +418,8 @@ impl From<&ProducerStatus> for ProducerRow {
             fenced: status.fenced,
             full_s: status.full_for.map(|time| time.as_secs_f64()),
             duplicates: status.duplicates,
+            spills: status.spilled.count,
+            spilled_bytes: status.spilled.bytes,
             rate: None,
         }
     }
@@ -470,6 +475,11 @@ impl Report for StatReport {
         if !self.awaited.is_empty() {
             let awaited: Vec<_> = self.awaited.iter().map(|row| row.text.as_str()).collect();
             writeln!(out, "awaited, for their reports: {}", awaited.join(", "))?;
+        }
+        let sum = |of: fn(&ProducerRow) -> u64| self.producers.iter().map(of).sum::<u64>();
+        let (spills, bytes) = (sum(|row| row.spills), sum(|row| row.spilled_bytes));
+        if spills > 0 {
+            writeln!(out, "beside the lanes: {spills} payloads, {bytes} bytes")?;
         }
         let locked = self.locked_by();
         if !locked.is_empty() {

@@ -91,7 +91,8 @@ impl Args {
         };
         let limits = Limits {
             commands: producer.max_batch().min(self.batch as usize),
-            payload: producer.max_payload(),
+            in_lane: producer.max_payload(),
+            payload: producer.max_command(),
             bytes: producer.max_batch_bytes() as usize,
             to: self.to,
         };
@@ -130,8 +131,10 @@ fn skip(input: &mut Stream, submitted: u64) -> Result<u64> {
 struct Limits {
     /// Commands.
     commands: usize,
-    /// Bytes of one of them.
-    payload: usize,
+    /// Bytes of one of several.
+    in_lane: usize,
+    /// Bytes of one alone.
+    payload: u64,
     /// Bytes of all of them, as a lane counts.
     bytes: usize,
     /// The rank that they are for alone.
@@ -236,10 +239,17 @@ fn place(producer: &mut Producer, index: u64) -> Result<Option<u64>> {
 
 /// Submits a ticket when there is room.
 fn submit(producer: &mut Producer, to: Option<u16>, batch: &[(u16, &[u8])]) -> Result<Range<u64>> {
+    let first = producer.next_index();
+    if to.is_none()
+        && let &[(kind, line)] = batch
+        && line.len() > producer.max_payload()
+    {
+        return when_there_is_room(|at| producer.submit_deadline(kind, line, at))
+            .map(|index| index..index + 1);
+    }
     let Some(rank) = to else {
         return when_there_is_room(|at| producer.submit_batch_deadline(batch, at));
     };
-    let first = producer.next_index();
     for &(kind, line) in batch {
         when_there_is_room(|at| producer.submit_to_deadline(rank, kind, line, at))?;
     }
@@ -269,21 +279,30 @@ impl Batch {
     /// Takes the lines of the next ticket in, waiting for none but the first; false at the end of the input.
     fn gather(&mut self, input: &mut Stream, limits: &Limits) -> Result<bool> {
         if let Some(line) = self.held_back.take() {
+            let is_alone = line.len() > limits.in_lane;
             self.push(line);
+            if is_alone {
+                return Ok(true);
+            }
         }
         while self.lines.is_empty() || (self.lines.len() < limits.commands && input.in_sight()) {
             let Some(line) = input.next().context("cannot read the input")? else { return Ok(false) };
             let (len, max) = (line.len(), limits.payload);
             ensure!(
-                len <= max,
+                len as u64 <= max,
                 "line {} has {len} bytes, a command of this region up to {max}",
                 input.lines_read()
             );
-            if !self.lines.is_empty() && self.bytes + footprint(&line) > limits.bytes {
+            // What does not lie in the lane is a ticket by itself.
+            let is_alone = len > limits.in_lane;
+            if !self.lines.is_empty() && (is_alone || self.bytes + footprint(&line) > limits.bytes) {
                 self.held_back = Some(line);
                 break;
             }
             self.push(line);
+            if is_alone {
+                break;
+            }
         }
         Ok(true)
     }

@@ -318,7 +318,7 @@ impl Engine {
             }
             me.running.is_empty()
         });
-        let checked = stream::check(self.records.path(), self.region.geometry().ranks);
+        let checked = stream::check(self.records.path(), &self.region);
         let checked = checked.unwrap_or_else(|wrong| self.fail(&wrong));
         for (&producer, &commands) in &checked.commands_of {
             let returned = self.acked(producer);

@@ -149,13 +149,15 @@ fn produce(region: &Region, table: &Stamps, part: &Part) {
             continue;
         }
         let made = |i: u64| payload(me, next + i);
-        match made(0).1.len() % 4 {
-            0 => {
+        match made(0).1.len() {
+            // Those of a batch lie in the lane.
+            len if len % 4 == 0 && len <= producer.max_payload() => {
                 let most = (goal - next).min(1 + next % 5).min(producer.max_batch() as u64);
                 let mut bytes = 0;
                 let fits = |(_, payload): &(u16, Vec<u8>)| {
                     bytes += payload.len().next_multiple_of(64) as u64;
-                    bytes <= producer.max_batch_bytes() && parts(payload, ranks).is_none()
+                    let fits = bytes <= producer.max_batch_bytes() && payload.len() <= producer.max_payload();
+                    fits && parts(payload, ranks).is_none()
                 };
                 let batch: Vec<(u16, Vec<u8>)> = (0..most).map(made).take_while(fits).collect();
                 let count = batch.len() as u64;
@@ -163,8 +165,12 @@ fn produce(region: &Region, table: &Stamps, part: &Part) {
                     batch.iter().map(|(k, bytes)| (*k, bytes.as_slice())).collect();
                 assert_eq!(producer.submit_batch(&batch).unwrap(), next..next + count);
             }
-            1 => {
+            len if len % 4 == 1 => {
                 let (kind, bytes) = made(0);
+                if next.is_multiple_of(2) {
+                    // One that it thinks better of.
+                    drop(producer.try_claim(kind, bytes.len()));
+                }
                 let mut room = producer.claim(kind, bytes.len()).unwrap();
                 room.copy_from_slice(&bytes);
                 assert_eq!(room.commit().unwrap(), next);

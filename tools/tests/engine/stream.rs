@@ -11,12 +11,14 @@ use std::path::Path;
 use std::time::Instant;
 
 use seriatim::{
-    Event, MemberChange, Name, Producer, ProducerRole, Sequenced, WaitError, Worker, payload_digest,
+    Event, MemberChange, Name, Producer, ProducerRole, Region, Sequenced, WaitError, Worker, payload_digest,
 };
 use seriatim_ring::control::NameWords;
 use seriatim_ring::digest::{Folded, START, fold};
 use seriatim_ring::event;
+use seriatim_ring::lane::SPILLED;
 use seriatim_ring::parts::{self, Address};
+use seriatim_ring::spill::Record;
 
 use super::Random;
 
@@ -26,11 +28,13 @@ pub(crate) const KINDS: u64 = 0xff00;
 /// The command that a producer submits as its `index`th.
 pub(crate) fn payload(producer: usize, index: u64) -> (u16, Vec<u8>) {
     let mut random = Random((producer as u64) << 40 ^ index);
-    let len = match random.below(16) {
-        0 => 0,
-        1..12 => random.below(48),
-        12..15 => random.below(300),
-        _ => random.below(1500),
+    let len = match random.below(32) {
+        0 | 1 => 0,
+        2..24 => random.below(48),
+        24..30 => random.below(300),
+        30 => random.below(1500),
+        // Beside the lane, where that is small.
+        _ => 2049 + random.below(10_000),
     };
     ((index % KINDS) as u16, (0..len).map(|_| random.next() as u8).collect())
 }
@@ -38,22 +42,32 @@ pub(crate) fn payload(producer: usize, index: u64) -> (u16, Vec<u8>) {
 /// The parts of a command, in a region of so many ranks, if it is divided: beginnings of its payload, which all get.
 pub(crate) fn parts(payload: &[u8], ranks: u64) -> Option<Vec<&[u8]>> {
     let (len, ranks) = (payload.len(), ranks as usize);
-    let is_split = ranks > 0 && len % 8 == 2 && len <= 300;
+    let is_split = ranks > 0 && len % 8 == 2 && (len <= 300 || len > 2048);
     is_split.then(|| (1..=ranks).map(|nth| &payload[..len * nth / (ranks + 1)]).collect())
 }
 
 /// What a command with parts has in its cell, by the format: its length, and the digest of its table.
-fn divided(payload: &[u8], parts: &[&[u8]]) -> (u32, u64) {
+fn divided(payload: &[u8], parts: &[&[u8]]) -> (u64, u64) {
     let mut extent = parts::Extent::of_table(parts.len());
     extent.add(payload.len());
-    let mut table = parts::head(parts.len() as u16, payload.len() as u32, payload_digest(payload)).to_vec();
+    let span =
+        |offset, bytes: &[u8]| parts::Span { offset, len: bytes.len() as u64, digest: payload_digest(bytes) };
+    let mut table = parts::head(parts.len() as u16, span(0, payload)).to_vec();
     for (nth, part) in parts.iter().enumerate() {
-        let offset = extent.add(part.len()) as u32;
-        let span = parts::Span { offset, len: part.len() as u32, digest: payload_digest(part) };
+        let span = span(extent.add(part.len()), part);
         table.extend(parts::entry(nth, span).1);
     }
     let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    (extent.bytes() as u32, payload_digest(&bytes))
+    (extent.bytes(), payload_digest(&bytes))
+}
+
+/// What a cell says of a payload of this length and digest, by the format: the same, or that it lies elsewhere.
+fn in_cell(len: u64, digest: u64, in_lane: u64) -> (u32, u64) {
+    if len <= in_lane {
+        (len as u32, digest)
+    } else {
+        (SPILLED, Record { len, digest, start: 0 }.cell_digest())
+    }
 }
 
 /// The address of who has a name of ours.
@@ -202,7 +216,7 @@ pub(crate) struct Checked {
 }
 
 /// Checks all that the workers of an engine wrote; what is wrong otherwise.
-pub(crate) fn check(records: &Path, ranks: u64) -> Result<Checked, String> {
+pub(crate) fn check(records: &Path, region: &Region) -> Result<Checked, String> {
     let logs = read_logs(records)?;
     let mut order: Vec<Option<Row>> = Vec::new();
     let mut checked = Checked { joins: logs.len() as u64, ..Checked::default() };
@@ -210,7 +224,7 @@ pub(crate) fn check(records: &Path, ranks: u64) -> Result<Checked, String> {
         merge(log, &mut order)?;
         checked.compared += log.rows.len() as u64;
     }
-    let digests = follow(&order, ranks, &mut checked)?;
+    let digests = follow(&order, region, &mut checked)?;
     for log in &logs {
         if let Some((next, digest)) = log.last
             && digests[next as usize] != digest
@@ -320,8 +334,9 @@ fn merge(log: &Log, order: &mut Vec<Option<Row>>) -> Result<(), String> {
 }
 
 /// Follows the order from its beginning and recomputes everything; the digest before each index.
-fn follow(order: &[Option<Row>], ranks: u64, checked: &mut Checked) -> Result<Vec<u64>, String> {
-    let mut world = World { ranks, ..World::default() };
+fn follow(order: &[Option<Row>], region: &Region, checked: &mut Checked) -> Result<Vec<u64>, String> {
+    let (ranks, in_lane) = (region.geometry().ranks, region.max_payload() as u64);
+    let mut world = World { ranks, in_lane, ..World::default() };
     let mut digests = vec![START];
     let mut chain = START;
     for (seq, row) in order.iter().enumerate() {
@@ -349,6 +364,8 @@ fn follow(order: &[Option<Row>], ranks: u64, checked: &mut Checked) -> Result<Ve
 #[derive(Default)]
 struct World {
     ranks: u64,
+    /// The longest payload that lies in a lane.
+    in_lane: u64,
     /// Names by number.
     producers: HashMap<u64, String>,
     /// Numbers of those who own a lane.
@@ -387,8 +404,9 @@ impl World {
         }
         let (address, (len, payload)) = match parts(&bytes, self.ranks) {
             Some(parts) => (Address::PARTS, divided(&bytes, &parts)),
-            None => (Address::ALL, (bytes.len() as u32, digest)),
+            None => (Address::ALL, (bytes.len() as u64, digest)),
         };
+        let (len, payload) = in_cell(len, payload, self.in_lane);
         Ok(Folded { producer: number, index, len, kind, address, payload })
     }
 
