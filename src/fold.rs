@@ -145,7 +145,7 @@ pub(crate) struct Fold {
     notes_ends: bool,
     /// Whether payloads are read, and not folded alone.
     reads: bool,
-    /// The payload that was met last, if it does not lie in its lane: mapped until the next is met.
+    /// The payload that was met last, if it does not lie in its lane: mapped until somebody [closes](Self::close) it.
     opened: Option<Arc<WordMap>>,
 }
 
@@ -472,8 +472,6 @@ impl Fold {
         lane: u16,
         entry: &Entry,
     ) -> Result<View, Stopped> {
-        // Before another comes to lie there: address space may be short.
-        self.opened = None;
         if !self.reads {
             return Ok(View::default());
         }
@@ -495,6 +493,12 @@ impl Fold {
         }
         self.opened = Some(Arc::new(opened));
         Ok(view)
+    }
+
+    /// Unmaps the payload that was met last, if it does not lie in its lane; whether it does not.
+    #[inline]
+    pub(crate) fn close(&mut self) -> bool {
+        self.opened.is_some() && self.opened.take().is_some()
     }
 
     /// Where the payload that was met last ends in the file, if an access to it found a page gone.

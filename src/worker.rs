@@ -233,7 +233,8 @@ pub struct Worker {
     check_payloads: bool,
     vigil: Vigil,
     helper: Helper,
-    /// Before this it takes the long way for each: a newcomer's past, and everything where workers keep step.
+    /// Before this it takes the long way for each: a newcomer's past, what comes after a payload that was mapped by itself,
+    /// and everything where workers keep step.
     walks_from: Seq,
     /// Where workers that differ are stopped.
     pacer: Option<Box<Pacer>>,
@@ -298,7 +299,7 @@ impl Worker {
             check_payloads: options.check_payloads,
             vigil: Vigil::default(),
             helper: Helper::new(region.assistance()),
-            walks_from: if pacer.is_some() { Seq::new(u64::MAX) } else { first },
+            walks_from: walks_from(first, &pacer),
             pacer,
             _spinning: Spinning::of(options.wait),
             region: region.clone(),
@@ -596,6 +597,9 @@ impl Worker {
         if self.alarm.is_raised() {
             self.check()?;
         }
+        if self.fold.close() {
+            self.walks_from = walks_from(self.first, &self.pacer);
+        }
         loop {
             if self.next().since(self.released) >= self.release_every {
                 self.release();
@@ -616,6 +620,10 @@ impl Worker {
             if matches!(met.said, Said::Void | Said::Elsewhere) {
                 self.pass_over(&met);
                 continue;
+            }
+            if met.entry.is_spilled() {
+                // The next call comes by here, to unmap it.
+                self.walks_from = Seq::new(u64::MAX);
             }
             // Before its first index a newcomer only folds.
             if met.seq >= self.first && (self.pacer.is_none() || !self.passes_over(&met)) {
@@ -940,6 +948,11 @@ impl Worker {
         let reopened = || self.region.state() != State::Closed && self.region.is_alive(Role::Sequencer);
         self.closed && !reopened()
     }
+}
+
+/// From where on a worker need not take the long way.
+fn walks_from(first: Seq, pacer: &Option<Box<Pacer>>) -> Seq {
+    if pacer.is_some() { Seq::new(u64::MAX) } else { first }
 }
 
 /// What a panic says.

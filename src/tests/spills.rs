@@ -167,7 +167,7 @@ fn what_is_not_submitted_takes_nothing_and_holds_up_nobody() {
     let refused = [
         producer.submit(0, &bytes(100_000, 1)),
         producer.try_claim(0, 100_000).and_then(Claim::commit),
-        producer.submit(0, &vec![0; 2 << 30]),
+        producer.submit(0, &vec![0; 20 << 20]),
     ];
     assert!(refused.iter().all(|refused| *refused == Err(SubmitError::Closed)), "{refused:?}");
 }

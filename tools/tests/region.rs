@@ -39,41 +39,6 @@ fn works(by: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// A file system in memory, gone with its guard.
-struct Tmpfs(TempDir);
-
-impl Tmpfs {
-    fn mount(options: &str) -> Option<Tmpfs> {
-        let folder = TempDir::new().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(folder.path()).stderr(Stdio::null());
-        let mounted = mount.status().is_ok_and(|status| status.success());
-        if !mounted {
-            println!("skipped: only who may mount can make a file system with {options}");
-        }
-        mounted.then_some(Tmpfs(folder))
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.path().join(name).display().to_string()
-    }
-
-    /// Bytes in use, and names.
-    fn used(&self) -> (u64, usize) {
-        let mut df = Command::new("df");
-        let said = df.args(["-B1", "--output=used"]).arg(self.0.path()).output().unwrap();
-        let said = String::from_utf8(said.stdout).unwrap();
-        let used = said.lines().nth(1).unwrap().trim().parse().unwrap();
-        (used, fs::read_dir(self.0.path()).unwrap().count())
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).status();
-    }
-}
-
 /// The number that stands behind a name in the kernel's list of a process.
 fn kib_of(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -1142,16 +1107,6 @@ fn more_than_4_gib_are_as_good_as_less() {
     // A worker that checks 4 GiB holds the others up for longer than a second.
     let errors = region.snapshot().errors.records;
     assert!(errors.iter().all(|error| error.code == ErrorCode::Stalled), "{errors:?}");
-}
-
-/// Why a folder has no room for so many bytes, if it has not.
-fn lacks(folder: &Path, bytes: u64) -> Option<String> {
-    let said = Command::new("df").args(["-B1", "--output=avail"]).arg(folder).output().unwrap();
-    let free: u64 = String::from_utf8(said.stdout).unwrap().lines().nth(1)?.trim().parse().unwrap();
-    let memory = fs::read_to_string("/proc/meminfo").unwrap();
-    let memory = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let memory = memory.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
-    (free.min(memory) < bytes).then(|| format!("{bytes} bytes wanted, {free} free there, {memory} in memory"))
 }
 
 #[test]

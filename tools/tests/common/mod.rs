@@ -304,6 +304,51 @@ pub(crate) fn attach(region: &Region, name: &str) -> Producer {
     Producer::attach_with(region, name, &AttachOptions::new().timeout(ANSWER)).expect("there is a place")
 }
 
+/// A file system in memory, gone with its guard.
+pub(crate) struct Tmpfs(TempDir);
+
+impl Tmpfs {
+    pub(crate) fn mount(options: &str) -> Option<Tmpfs> {
+        let folder = TempDir::new().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(folder.path()).stderr(Stdio::null());
+        let mounted = mount.status().is_ok_and(|status| status.success());
+        if !mounted {
+            println!("skipped: only who may mount can make a file system with {options}");
+        }
+        mounted.then_some(Tmpfs(folder))
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+
+    /// Bytes in use, and names.
+    pub(crate) fn used(&self) -> (u64, usize) {
+        let mut df = Command::new("df");
+        let said = df.args(["-B1", "--output=used"]).arg(self.0.path()).output().unwrap();
+        let said = String::from_utf8(said.stdout).unwrap();
+        let used = said.lines().nth(1).unwrap().trim().parse().unwrap();
+        (used, fs::read_dir(self.0.path()).unwrap().count())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+/// Why a folder has no room for so many bytes, if it has not.
+pub(crate) fn lacks(folder: &Path, bytes: u64) -> Option<String> {
+    let said = Command::new("df").args(["-B1", "--output=avail"]).arg(folder).output().unwrap();
+    let free: u64 = String::from_utf8(said.stdout).unwrap().lines().nth(1)?.trim().parse().unwrap();
+    let memory = fs::read_to_string("/proc/meminfo").unwrap();
+    let memory = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let memory = memory.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024;
+    (free.min(memory) < bytes).then(|| format!("{bytes} bytes wanted, {free} free there, {memory} in memory"))
+}
+
 /// The children of a process, by what the kernel says.
 pub(crate) fn children(parent: u32) -> Vec<u32> {
     let processes = fs::read_dir("/proc").expect("/proc is there");
