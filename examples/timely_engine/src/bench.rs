@@ -30,6 +30,10 @@ pub(crate) struct BenchArgs {
     /// Rounds of each channel; one more comes first and does not count.
     #[arg(long, default_value_t = 8)]
     rounds: usize,
+    /// Bytes of its own that the controller writes before each command: what a large command does to the caches of all,
+    /// for small ones.
+    #[arg(long, default_value_t = 0)]
+    between: usize,
 }
 
 /// How commands come.
@@ -58,10 +62,12 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             }
             let body = vec![120; size];
             let (mut by_worker_0, mut sent) = (0, 0);
-            for pace in [Pace::Apart, Pace::AtOnce] {
+            // What is to be seen of the caches shows where each command has a turn of its own.
+            let paces = [Pace::Apart, Pace::AtOnce];
+            for &pace in if args.between == 0 { &paces[..] } else { &paces[..1] } {
                 for round in 0..=args.rounds {
                     for engine in &mut engines {
-                        let costs = engine.round(&body, pace)?;
+                        let costs = engine.round(&body, pace, &mut vec![0; args.between])?;
                         if round > 0 {
                             engine.seen.add(costs);
                         }
@@ -140,7 +146,7 @@ impl Engine {
     }
 
     /// Some commands of a size, and what they cost.
-    fn round(&mut self, body: &[u8], pace: Pace) -> Result<Costs> {
+    fn round(&mut self, body: &[u8], pace: Pace, between: &mut [u8]) -> Result<Costs> {
         // Long enough for the slower one to be done; not so many that a round takes seconds.
         let (count, gap) = match body.len() {
             0..4096 => (200, Duration::from_micros(500)),
@@ -150,6 +156,7 @@ impl Engine {
         let before = self.reports()?;
         let (mut sent, mut controller) = (Vec::new(), 0);
         for nonce in 0..count {
+            std::hint::black_box(&mut *between).fill(nonce as u8);
             let command = Command::Echo { nonce, body: body.to_owned() };
             let (at, cpu) = (clock::monotonic_ns(), clock::thread_cpu_ns());
             self.cluster.send(&mut *self.controller, &command)?;
