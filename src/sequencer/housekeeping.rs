@@ -106,12 +106,14 @@ impl Sequencer {
 
     #[inline(never)]
     fn look_after_all(&mut self, now: bool) -> bool {
-        let freed = (now || self.turns_to_look == 0) && self.sweep();
-        self.look_after_parties(now) || freed
+        // Beside other work it is found out every 20 ms whether there is something, and then gone on with.
+        let goes_on = now || (self.is_sweeping && self.turns_to_look == 0);
+        let due = self.is_look_due(now);
+        let freed = (goes_on || due) && self.sweep();
+        self.look_after_parties(due) || freed
     }
 
-    fn look_after_parties(&mut self, now: bool) -> bool {
-        let due = self.is_look_due(now);
+    fn look_after_parties(&mut self, due: bool) -> bool {
         if due {
             self.watch.look(&self.region, sys::monotonic_ns());
         }
