@@ -886,7 +886,8 @@ fn a_name_keeps_its_lane_while_there_are_lanes_that_never_had_one() {
     drop(producer);
     // Others who ask for the lanes that are left hold these for a moment.
     let busy = [2, 3].map(|lane| Lock::take(region.file(), Role::Lane(lane)).unwrap().unwrap());
-    let soon = AttachOptions::new().timeout(Duration::from_millis(50));
+    // It looks once: whoever looks for long takes the lane of one that is gone.
+    let soon = AttachOptions::new().timeout(Duration::ZERO);
     assert!(Producer::attach_with(&region, "new", &soon).is_err());
     drop(busy);
     let new = Producer::attach(&region, "new").unwrap();

@@ -532,6 +532,7 @@ fn create_reports_what_it_made_and_remove_removes_it() {
             .json();
     let geometry = json!({"slots": 64, "lane_cells": 128, "lane_bytes": 65_536, "producers": 3, "workers": 5, "ranks": 2, "spill_bytes": 68_719_476_736_u64});
     assert_eq!(report["geometry"], geometry);
+    assert_eq!((&report["digest_of"], &report["on_divergence"]), (&json!("payload"), &json!("report")));
     let file = fs::metadata(&path).unwrap();
     assert_eq!(report["bytes"], file.len());
     assert_eq!(file.permissions().mode() & 0o777, 0o640);

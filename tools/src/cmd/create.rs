@@ -108,6 +108,8 @@ impl Args {
             uuid: region.uuid().to_string(),
             bytes: config.region_bytes()?,
             geometry: region.geometry().into(),
+            digest_of: region.digest_of().to_string(),
+            on_divergence: region.on_divergence().to_string(),
         };
         output::print(&report, self.json)?;
         Ok(Outcome::Done)
@@ -120,10 +122,16 @@ struct CreateReport {
     uuid: String,
     bytes: u64,
     geometry: GeometryReport,
+    digest_of: String,
+    on_divergence: String,
 }
 
 impl Report for CreateReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}: {} bytes; {}", self.path, self.bytes, self.geometry)
+        let CreateReport { path, bytes, geometry, digest_of, on_divergence, .. } = self;
+        writeln!(
+            out,
+            "{path}: {bytes} bytes; {geometry}; digest of {digest_of}; when workers differ: {on_divergence}"
+        )
     }
 }
