@@ -251,13 +251,13 @@ impl Observer {
             found: bad.found,
             expected: bad.limit,
         });
+        if read.as_ref().is_ok_and(Entry::is_spilled) && !self.was_there(run, read.as_ref().ok()) {
+            // What is gone already need not be copied, which would take its time.
+            return Ok(self.miss_first(run));
+        }
         let copied = read.map_err(Stopped::from).and_then(|entry| Ok((entry, self.copy(run, &entry)?)));
         if !self.was_there(run, read.as_ref().ok()) {
-            // All that was claimed again of this run is gone; its last payloads may be too, which the next
-            // look finds out.
-            // Before the run, where only bytes were claimed again.
-            let gone = self.region.map().lane(run.lane).first_whole().wrapping_sub(run.cell) as i64;
-            return Ok(self.miss(run, gone.clamp(1, run.count.into()) as u64));
+            return Ok(self.miss_first(run));
         }
         let (entry, payload) = copied?;
         if run.lane != OWN_LANE
@@ -281,15 +281,9 @@ impl Observer {
     fn copy(&mut self, run: &Run, entry: &Entry) -> Result<Span, Stopped> {
         let map = self.region.map();
         if entry.is_spilled() {
-            let (record, opened) = spill::open(map, run.first, run.lane, entry)?;
-            let words = opened.words();
             self.copy = Vec::new();
-            self.copy.try_reserve_exact(words.len()).map_err(|_| Unmapped {
-                seq: run.first,
-                bytes: record.len,
-                errno: libc::ENOMEM,
-            })?;
-            self.copy.extend(words.iter().map(|word| word.load(Ordering::Relaxed)));
+            let (record, words) = spill::copy(map, run.first, run.lane, entry)?;
+            self.copy = words;
             return Ok(parts::spilled(&record));
         }
         if self.copy.len() as u64 * 8 > map.lane(run.lane).max_payload().next_multiple_of(8) {
@@ -347,6 +341,15 @@ impl Observer {
             Run { first: run.first.plus(count), cell: run.cell.wrapping_add(count), count: left, ..*run };
         self.next = rest.first;
         self.run = (left > 0).then_some(rest);
+    }
+
+    /// Misses the first command of a run, with those of it that are gone as well.
+    fn miss_first(&mut self, run: &Run) -> Found {
+        // All that was claimed again of this run is gone; its last payloads may be too, which the next
+        // look finds out.
+        // Before the run, where only bytes were claimed again.
+        let gone = self.region.map().lane(run.lane).first_whole().wrapping_sub(run.cell) as i64;
+        self.miss(run, gone.clamp(1, run.count.into()) as u64)
     }
 
     fn miss(&mut self, run: &Run, count: u64) -> Found {

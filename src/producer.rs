@@ -332,6 +332,8 @@ pub struct Producer {
     name: Name,
     writer: LaneWriter,
     spills: SpillWriter,
+    /// Room that it lacks may come back beside the lane as well.
+    wants_beside: bool,
     enqueuer: Enqueuer,
     /// Most commands of a batch.
     most_cells: usize,
@@ -391,6 +393,7 @@ impl Producer {
             alarm: Alarm::of_this_process(),
             writer,
             spills: SpillWriter::resume(&map.lane_page(seat.index).spills, entry),
+            wants_beside: false,
             enqueuer: Enqueuer::new(map.control().published.consumed.load(Ordering::Acquire)),
             most_cells: (region.geometry().lane_cells / 2).max(1) as usize,
             base,
@@ -1050,6 +1053,7 @@ impl Producer {
             return Err(self.too_large(len));
         }
         let (slots, entry) = (&map.lane_page(lane).spills, self.parts.entry());
+        self.spills.look(entry);
         // The cell first: whoever waits for one has claimed nothing else.
         let reserved = self.writer.reserve_inline(self.parts.lane(), &entry.released, 1).and_then(|cell| {
             let spill = self.spills.claim(slots, entry, area, cell, len as u64)?;
@@ -1057,16 +1061,27 @@ impl Producer {
         });
         let (cell, spill) = match reserved {
             Ok(reserved) => reserved,
-            Err(why) => return Err(self.no_room(why)),
+            Err(why) => return Err(self.no_room_beside(why)),
         };
         let ahead = self.writer.clone();
         self.writer.abandon();
-        let is_alone = self.spills.is_alone(entry);
+        let is_alone = self.spills.is_alone(slots);
         match Spilling::reserve(&self.region, lane, spill, len as u64) {
             // Room comes back when those before it are passed.
-            Err(SubmitError::NoSpace { .. }) if !is_alone => Err(self.no_room(NoRoom::Full)),
+            Err(SubmitError::NoSpace { .. }) if !is_alone => Err(self.no_room_beside(NoRoom::Full)),
             other => other.map(|spilling| (spilling, cell, ahead)),
         }
+    }
+
+    /// As [`no_room`](Self::no_room), where the lane may well have some: so that what became free there before is not
+    /// taken for what is waited for.
+    #[cold]
+    fn no_room_beside(&mut self, why: NoRoom) -> SubmitError {
+        self.writer.abandon();
+        let seen = self.writer.refresh(self.parts.lane(), &self.parts.entry().released);
+        let error = self.no_room(seen.err().unwrap_or(why));
+        self.wants_beside = true;
+        error
     }
 
     /// Submits a command whose payload lies beside the lane.
@@ -1213,6 +1228,7 @@ impl Producer {
     #[cold]
     fn no_room(&mut self, why: NoRoom) -> SubmitError {
         self.writer.abandon();
+        self.wants_beside = false;
         if let NoRoom::Damaged { found, low, high } = why {
             return self.why_damaged(SubmitError::Damaged { found, low, high });
         }
@@ -1330,8 +1346,17 @@ impl Producer {
         let bells = self.region.map().bells();
         bells.want_room(Want::Now);
         wait::wake_sequencer(bells, FOR_WORK);
-        let released = self.entry().released.load(Ordering::Acquire);
-        released != self.writer.released() || self.region.state() != State::Open
+        let entry = self.entry();
+        let released = entry.released.load(Ordering::Acquire);
+        let has_moved =
+            released != self.writer.released() || (self.wants_beside && self.spills.has_moved(entry));
+        has_moved || self.region.state() != State::Open
+    }
+
+    /// Whether it would sleep now, while it waits for room.
+    #[cfg(test)]
+    pub(crate) fn would_sleep(&self) -> bool {
+        !self.should_look_again()
     }
 
     /// Waits until the command with this per-producer index has its place, and says where that is.

@@ -126,12 +126,22 @@ pub(crate) fn reserve(file: &File, range: Range<u64>) -> io::Result<()> {
     if !may_have_length(range.end) {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
     }
-    allocate(file, 0, range)
+    pieces(range).try_for_each(|piece| allocate(file, 0, piece))
 }
 
 /// Gives the pages of a range back: it reads as zeroes from now on. The file keeps its length.
 pub(crate) fn give_back(file: &File, range: Range<u64>) -> io::Result<()> {
-    allocate(file, libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE, range)
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    pieces(range).try_for_each(|piece| allocate(file, mode, piece))
+}
+
+/// Bytes of a file that one system call makes or gives back: whoever else does so in that file waits for it, and before
+/// Linux 6 each signal makes it begin anew.
+const PIECE: u64 = 1 << 20;
+
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    (start..end).step_by(PIECE as usize).map(move |at| at..end.min(at + PIECE))
 }
 
 fn allocate(file: &File, mode: libc::c_int, range: Range<u64>) -> io::Result<()> {

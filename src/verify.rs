@@ -25,7 +25,7 @@ use seriatim_ring::lane::Entry;
 use seriatim_ring::order::{Follower, Look, Run};
 use seriatim_ring::parts::{Address, BadTable, Span};
 use seriatim_ring::sequencer::{gate, published};
-use seriatim_ring::spill::Spill;
+use seriatim_ring::spill::{Record, Spill};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::tickets::Ticket;
 use twox_hash::XxHash3_64;
@@ -36,7 +36,7 @@ use crate::config::DigestOf;
 use crate::fold::{Fold, own_digest};
 use crate::name::Name;
 use crate::parts;
-use crate::payload::bytes_of;
+use crate::payload::{bytes_of, payload_digest};
 use crate::region::Region;
 use crate::region::map::Map;
 use crate::region::spill;
@@ -354,7 +354,7 @@ impl<'a> Walk<'a> {
         }
         let found = match (lane, self.digest_of) {
             (OWN_LANE, _) => own_digest(map, &entry),
-            (_, DigestOf::Payload) => copied_digest(map.lane(lane).payload(&entry), entry.len.into()),
+            (_, DigestOf::Payload) => copied_digest(map.lane(lane).payload(&entry), entry.len as usize),
             // Nobody took one.
             _ => 0,
         };
@@ -372,27 +372,35 @@ impl<'a> Walk<'a> {
     }
 
     fn wrong_with_spill(&self, lane: u16, entry: &Entry, seq: Seq) -> Option<String> {
-        let (record, opened) = match spill::open(self.map, seq, lane, entry) {
-            Ok(opened) => opened,
+        if entry.address() == Address::PARTS {
+            return match spill::copy(self.map, seq, lane, entry) {
+                Ok((record, words)) => self
+                    .wrong_with_place(lane, entry, &record)
+                    .or_else(|| self.wrong_with_parts(&words, parts::spilled(&record))),
+                Err(stopped) => Some(stopped.to_string()),
+            };
+        }
+        let mut hasher = XxHash3_64::new();
+        let record = match spill::copy_blocks(self.map, seq, lane, entry, |block| hasher.write(block)) {
+            Ok(record) => record,
             Err(stopped) => return Some(stopped.to_string()),
         };
-        let (payload, words) = (parts::spilled(&record), opened.words());
+        let found = if self.digest_of == DigestOf::Payload { hasher.finish() } else { 0 };
+        let expected = record.digest;
+        let differs = || format!("payload digest is {}, expected {}", Digest(found), Digest(expected));
+        self.wrong_with_place(lane, entry, &record).or_else(|| (found != expected).then(differs))
+    }
+
+    /// What is wrong with where a spill lies: its lane has it elsewhere, or not at all.
+    fn wrong_with_place(&self, lane: u16, entry: &Entry, record: &Record) -> Option<String> {
         let its_slot = |&(cell, spill): &(u64, Spill)| {
             cell == entry.cell
                 && spill.start == record.start
                 && spill.end.wrapping_sub(spill.start) >= record.len
         };
         let has_slot = self.map.lane_page(lane).spills.outstanding(self.map.lane_entry(lane));
-        if !has_slot.is_ok_and(|mut slots| slots.any(|slot| its_slot(&slot))) {
-            return Some(format!("no slot of its lane has its spill at {}", record.start));
-        }
-        if entry.address() == Address::PARTS {
-            return self.wrong_with_parts(&copied(words), payload);
-        }
-        let found = if self.digest_of == DigestOf::Payload { copied_digest(words, record.len) } else { 0 };
-        let expected = record.digest;
-        (found != expected)
-            .then(|| format!("payload digest is {}, expected {}", Digest(found), Digest(expected)))
+        let is_there = has_slot.is_ok_and(|mut slots| slots.any(|slot| its_slot(&slot)));
+        (!is_there).then(|| format!("no slot of its lane has its spill at {}", record.start))
     }
 
     fn check_tickets(&self) -> Check {
@@ -552,19 +560,9 @@ fn cursors(map: &Map) -> Vec<Cursor> {
     cursors
 }
 
-/// Words that are copied at once: a payload can be longer than what memory there is.
-const COPIED: usize = 1 << 13;
-
 /// The digest of a payload that no gate of ours keeps: of a copy, by words.
-fn copied_digest(words: &[AtomicU64], len: u64) -> u64 {
-    let (mut hasher, mut left) = (XxHash3_64::new(), len as usize);
-    for words in words.chunks(COPIED) {
-        let copy = copied(words);
-        let bytes = left.min(size_of_val(words));
-        hasher.write(bytes_of(&copy, bytes));
-        left -= bytes;
-    }
-    hasher.finish()
+fn copied_digest(words: &[AtomicU64], len: usize) -> u64 {
+    payload_digest(bytes_of(&copied(words), len))
 }
 
 fn copied(words: &[AtomicU64]) -> Vec<u64> {

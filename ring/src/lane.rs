@@ -618,7 +618,10 @@ impl LaneWriter {
     }
 
     /// Reads how far the lane is free.
-    fn refresh(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> Result<(), NoRoom> {
+    ///
+    /// # Errors
+    /// [`NoRoom::Damaged`].
+    pub fn refresh(&mut self, lane: &Lane<'_>, released: &AtomicU64) -> Result<(), NoRoom> {
         // ORDERING [L1]: Acquire; pairs with the Release in `release_lane`. Every worker's reads of the
         // cells and bytes that are free now came before, so they may be overwritten.
         let found = released.load(Ordering::Acquire);

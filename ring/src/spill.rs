@@ -93,6 +93,11 @@ pub const fn max_len(area: u64) -> u64 {
     area / 2
 }
 
+/// What a slot has of a spill that was given up: its pages are given back by who did.
+const GIVEN_UP: u64 = 1;
+/// The same of one that a producer left behind that died: its pages are there yet.
+const LEFT_BEHIND: u64 = 2;
+
 /// Where one spill lies, by positions in the area of its lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spill {
@@ -220,6 +225,8 @@ pub fn freed(entry: &LaneEntry, spill: &Spill) {
 pub struct SpillWriter {
     next: u64,
     head: u64,
+    /// So many are given back, as far as this producer knows.
+    freed: u64,
 }
 
 impl SpillWriter {
@@ -230,11 +237,30 @@ impl SpillWriter {
         let ordered = entry.ordered.load(Ordering::Relaxed);
         if let Ok(all) = spills.outstanding(entry) {
             for (_, spill) in all.filter(|&(cell, _)| !is_before(cell, ordered)) {
-                spills.slot(spill.number).void.store(1, Ordering::Relaxed);
+                let void = &spills.slot(spill.number).void;
+                if void.load(Ordering::Relaxed) == 0 {
+                    void.store(LEFT_BEHIND, Ordering::Relaxed);
+                }
             }
         }
         let last = spills.spill(next.wrapping_sub(1)).end;
-        SpillWriter { next, head: last.wrapping_add(ALIGN - 1) & !(ALIGN - 1) }
+        let freed = entry.spills.load(Ordering::Relaxed);
+        SpillWriter { next, head: last.wrapping_add(ALIGN - 1) & !(ALIGN - 1), freed }
+    }
+
+    /// Notes how many are freed, before room is looked for: what moves after that [has moved](Self::has_moved).
+    #[inline]
+    pub fn look(&mut self, entry: &LaneEntry) {
+        // Relaxed: `claim` asks for itself.
+        self.freed = entry.spills.load(Ordering::Relaxed);
+    }
+
+    /// Whether spills were freed since room was looked for.
+    #[inline]
+    #[must_use]
+    pub fn has_moved(&self, entry: &LaneEntry) -> bool {
+        // Relaxed: who looks again finds what that hands over.
+        entry.spills.load(Ordering::Relaxed) != self.freed
     }
 
     /// Claims room for the payload of the command in `cell`, of at most [`max_len`] bytes, in an area of `area`, a power
@@ -250,6 +276,7 @@ impl SpillWriter {
         debug_assert!(area.is_power_of_two() && len <= max_len(area));
         // ORDERING [S2]: Acquire; pairs with the Release in `freed`.
         let freed = entry.spills.load(Ordering::Acquire);
+        self.freed = freed;
         let outstanding = self.next.wrapping_sub(freed);
         if outstanding > N as u64 {
             return Err(NoRoom::Damaged {
@@ -278,14 +305,16 @@ impl SpillWriter {
         Ok(spill)
     }
 
-    /// Whether nothing is outstanding but the spill that was claimed last.
-    pub fn is_alone(&self, entry: &LaneEntry) -> bool {
-        self.next.wrapping_sub(entry.spills.load(Ordering::Relaxed)) <= 1
+    /// Whether nothing that is outstanding has pages, as of the last claim, but the spill that was claimed then.
+    pub fn is_alone<const N: usize>(&self, spills: &Spills<N>) -> bool {
+        let others = self.next.wrapping_sub(1).wrapping_sub(self.freed).min(N as u64);
+        let void = |n| spills.slot(self.freed.wrapping_add(n)).void.load(Ordering::Relaxed);
+        (0..others).all(|n| void(n) == GIVEN_UP)
     }
 
-    /// Gives a spill up that has no ticket and will not have one; nobody writes there any more.
+    /// Gives a spill up that has no ticket and will not have one, and no pages any more; nobody writes there.
     pub fn give_up<const N: usize>(spills: &Spills<N>, spill: &Spill) {
-        spills.slot(spill.number).void.store(1, Ordering::Relaxed);
+        spills.slot(spill.number).void.store(GIVEN_UP, Ordering::Relaxed);
         crash_point!("spill.void");
     }
 }
@@ -370,6 +399,33 @@ mod tests {
         assert_eq!(spills.to_free(&entry, || true), Some(second), "its producer is dead");
         entry.ordered.store(1, Ordering::Relaxed);
         assert_eq!(spills.to_free(&entry, || true), None, "it is in the order, whoever is dead");
+    }
+
+    #[test]
+    fn what_was_given_up_takes_no_room_and_what_was_left_behind_does() {
+        let (spills, entry, mut writer) = fresh();
+        let first = writer.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
+        assert!(writer.is_alone(&spills));
+        SpillWriter::give_up(&spills, &first);
+        let second = writer.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
+        assert!(writer.is_alone(&spills), "the first has no pages");
+        writer.claim(&spills, &entry, AREA, 1, ALIGN).unwrap();
+        assert!(!writer.is_alone(&spills), "the second is written");
+        let mut successor = SpillWriter::resume(&spills, &entry);
+        assert!(!successor.has_moved(&entry));
+        for expected in [first, second] {
+            let found = next(&spills, &entry).unwrap();
+            assert_eq!(found, expected);
+            freed(&entry, &found);
+        }
+        assert!(successor.has_moved(&entry));
+        successor.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
+        assert!(!successor.has_moved(&entry));
+        assert!(!successor.is_alone(&spills), "what its predecessor wrote last has pages yet");
+        freed(&entry, &next(&spills, &entry).unwrap());
+        assert!(!successor.is_alone(&spills), "as of its last look");
+        successor.claim(&spills, &entry, AREA, 1, ALIGN).unwrap();
+        assert!(!successor.is_alone(&spills), "nor is the one before it given up");
     }
 
     #[test]

@@ -27,6 +27,10 @@ use crate::sys;
 /// Bytes that a sequencer gives back at once: what costs it some tens of microseconds.
 pub(crate) const PIECE: u64 = 1 << 20;
 
+/// Bytes that are written or copied at once: as long as a producer writes some, nobody else can reserve pages of
+/// the file or give any back, the sequencer neither.
+const BLOCK: usize = 1 << 16;
+
 /// The payload of a command could not be mapped, for lack of memory or address space. The command is still to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot map the {bytes} bytes of the command at index {seq}: {}", io::Error::from_raw_os_error(*.errno))]
@@ -39,8 +43,69 @@ pub struct Unmapped {
     pub errno: i32,
 }
 
-/// Maps a spilled payload for reading: what the record says of it, and its words.
+/// Maps a spilled payload for reading, for one whose gate keeps it: what the record says of it, and its words.
 pub(crate) fn open(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(Record, WordMap), Stopped> {
+    let (record, range) = find(map, seq, lane, entry)?;
+    let words = WordMap::behind(map, range, false).map_err(|e| unmapped(seq, &record, &e))?;
+    Ok((record, words))
+}
+
+/// Copies a spilled payload, for one whose gate does not keep it: through the kernel, for in a mapping a look at what was
+/// given back would make new pages, or end who looks where there is no room for them.
+pub(crate) fn copy(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(Record, Vec<u64>), Stopped> {
+    let (record, range) = find(map, seq, lane, entry)?;
+    let mut words = Vec::new();
+    // What the record says is less than the file has.
+    words
+        .try_reserve_exact(record.len.div_ceil(8) as usize)
+        .map_err(|_| unmapped(seq, &record, &io::Error::from_raw_os_error(libc::ENOMEM)))?;
+    read(map, seq, &record, range, |block| {
+        words.extend(block.chunks(8).map(|bytes| {
+            let mut word = [0; 8];
+            word[..bytes.len()].copy_from_slice(bytes);
+            u64::from_ne_bytes(word)
+        }));
+    })?;
+    Ok((record, words))
+}
+
+/// As [`copy`], a block after the other: what the record says of it.
+pub(crate) fn copy_blocks(
+    map: &Map,
+    seq: Seq,
+    lane: u16,
+    entry: &Entry,
+    each: impl FnMut(&[u8]),
+) -> Result<Record, Stopped> {
+    let (record, range) = find(map, seq, lane, entry)?;
+    read(map, seq, &record, range, each)?;
+    Ok(record)
+}
+
+fn read(
+    map: &Map,
+    seq: Seq,
+    record: &Record,
+    range: Range<u64>,
+    mut each: impl FnMut(&[u8]),
+) -> Result<(), Stopped> {
+    let mut block = vec![0; BLOCK];
+    for at in range.clone().step_by(BLOCK) {
+        let left = (range.end - at).min(BLOCK as u64) as usize;
+        map.file().read_exact_at(&mut block[..left], at).map_err(|e| unmapped(seq, record, &e))?;
+        each(&block[..left]);
+    }
+    Ok(())
+}
+
+#[cold]
+fn unmapped(seq: Seq, record: &Record, e: &io::Error) -> Stopped {
+    let errno = e.raw_os_error().unwrap_or(libc::ENOMEM);
+    Unmapped { seq, bytes: record.len, errno }.into()
+}
+
+/// Where a spilled payload lies in the file, and what the record says of it.
+fn find(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(Record, Range<u64>), Stopped> {
     let corrupt = |field, found, expected| Stopped::from(Corrupt { seq, field, found, expected });
     let record = map.lane(lane).record(entry);
     let area = map.layout().spill_area(lane);
@@ -51,16 +116,12 @@ pub(crate) fn open(map: &Map, seq: Seq, lane: u16, entry: &Entry) -> Result<(Rec
         return Err(corrupt("digest of a spill's record", entry.digest, record.cell_digest()));
     }
     let range = area.start + offset..area.start + offset + record.len;
-    let unmapped = |e: io::Error| {
-        let errno = e.raw_os_error().unwrap_or(libc::ENOMEM);
-        Stopped::from(Unmapped { seq, bytes: record.len, errno })
-    };
-    let found = map.file().metadata().map_err(unmapped)?.len();
+    let found = map.file().metadata().map_err(|e| unmapped(seq, &record, &e))?.len();
     if found < range.end {
         // A look at what lies behind the end would end this process.
         return Err(corrupt("length of the file", found, range.end));
     }
-    Ok((record, WordMap::behind(map, range, false).map_err(unmapped)?))
+    Ok((record, range))
 }
 
 /// A spill that is being written, by the producer of its lane; given up if it is dropped before it is [`keep`](Self::keep)t.
@@ -102,7 +163,11 @@ impl Spilling {
     pub(crate) fn write(&self, payload: &[u8]) -> Result<(), SubmitError> {
         debug_assert!(payload.len() as u64 == self.len);
         // Through the kernel: a page that is written whole need not be cleared and entered first.
-        self.region.file().write_all_at(payload, self.at).map_err(|e| failed("write", &e))?;
+        let mut at = self.at;
+        for block in payload.chunks(BLOCK) {
+            self.region.file().write_all_at(block, at).map_err(|e| failed("write", &e))?;
+            at += block.len() as u64;
+        }
         crash_point!("spill.written");
         Ok(())
     }
@@ -195,16 +260,16 @@ struct Swept {
 }
 
 /// What a sequencer knows of tickets.
-pub(crate) struct Tickets {
+pub(crate) struct Tickets<F> {
     /// The next one that it takes.
     pub(crate) next: u64,
-    /// Behind the last that is queued.
-    pub(crate) tail: u64,
+    /// Behind the last that is queued: what takes as long as there are many.
+    pub(crate) tail: F,
 }
 
 impl Sweeper {
     /// Gives a piece of the next spill back that can be, of any lane.
-    pub(crate) fn sweep(&mut self, region: &Region, tickets: impl Fn() -> Tickets) -> Sweep {
+    pub(crate) fn sweep(&mut self, region: &Region, tickets: &Tickets<impl Fn() -> u64>) -> Sweep {
         let lanes = region.map().lane_entries().len();
         self.lanes.resize(lanes, Swept::default());
         self.is_waiting = false;
@@ -217,7 +282,7 @@ impl Sweeper {
             }
             self.is_waiting = true;
             let swept = &mut self.lanes[self.next];
-            if let Some(spill) = spills.to_free(entry, || swept.is_orphan(region, lane, &tickets)) {
+            if let Some(spill) = spills.to_free(entry, || swept.is_orphan(region, lane, tickets)) {
                 return swept.give_back(region, lane, &spill);
             }
         }
@@ -249,16 +314,16 @@ impl Swept {
     }
 
     /// Whether what the lane's producer did not get into the order never will be.
-    fn is_orphan(&mut self, region: &Region, lane: u16, tickets: &impl Fn() -> Tickets) -> bool {
+    fn is_orphan(&mut self, region: &Region, lane: u16, tickets: &Tickets<impl Fn() -> u64>) -> bool {
+        // Before the look at the lock: of who asks after it nothing is known.
+        let generation = region.map().lane_page(lane).party.request();
         if region.is_alive(Role::Lane(lane)) {
             self.dead = None;
             return false;
         }
-        let Tickets { next, tail } = tickets();
-        let generation = region.map().lane_page(lane).party.request();
         // A successor that came and died in between has queued tickets of its own.
         let same = self.dead.filter(|&(its, _)| its == generation);
-        let (_, tail) = *self.dead.insert(same.unwrap_or((generation, tail)));
-        (next.wrapping_sub(tail) as i64) >= 0
+        let (_, tail) = *self.dead.insert(same.unwrap_or_else(|| (generation, (tickets.tail)())));
+        (tickets.next.wrapping_sub(tail) as i64) >= 0
     }
 }

@@ -53,7 +53,7 @@ impl Sequencer {
     }
 
     /// Frees what every gate has passed, or what is to be dropped.
-    pub(super) fn free(&mut self) -> bool {
+    pub(crate) fn free(&mut self) -> bool {
         self.orderer.free(self.parts.shared()) || self.discard()
     }
 
@@ -95,13 +95,22 @@ impl Sequencer {
     /// Gives a piece of what is no longer needed of the spills back; whether room became free.
     fn sweep(&mut self) -> bool {
         let Sequencer { sweeper, orderer, region, parts, .. } = self;
-        let tickets = || {
-            let next = orderer.ticket();
-            Tickets { next, tail: parts.shared().tickets.tail(next) }
-        };
-        let sweep = sweeper.sweep(region, tickets);
+        let next = orderer.ticket();
+        let sweep = sweeper.sweep(region, &Tickets { next, tail: || parts.shared().tickets.tail(next) });
         self.is_sweeping = sweep != Sweep::Nothing;
         sweep == Sweep::Freed
+    }
+
+    /// Gives all back that is no longer needed of the spills, until the deadline.
+    #[cold]
+    pub(super) fn give_back_all(&mut self, deadline: Option<Instant>) {
+        self.free();
+        while !wait::is_over(deadline) {
+            self.sweep();
+            if !self.is_sweeping {
+                break;
+            }
+        }
     }
 
     #[inline(never)]

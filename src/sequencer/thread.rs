@@ -263,7 +263,12 @@ impl Duty {
             _ => {}
         }
         // It may have been closed in another's turn.
-        turn.closed || (self.closing && sequencer.stats.closed) || wait::is_over(self.give_up)
+        let is_closed = turn.closed || (self.closing && sequencer.stats.closed);
+        if is_closed {
+            // After this one there may never be another.
+            sequencer.give_back_all(self.give_up);
+        }
+        is_closed || wait::is_over(self.give_up)
     }
 
     fn sleep(&self, sequencer: &mut Sequencer, asked: &AtomicU8) {

@@ -334,3 +334,65 @@ fn a_file_that_was_shortened_to_its_sections_is_named_and_ends_nobody() {
     assert!(error.contains("length of the file") && error.contains(&sections.to_string()), "{error}");
     assert!(!desk.region.verify().is_sound());
 }
+
+#[test]
+fn who_looks_at_what_is_given_back_makes_no_pages_of_it() {
+    let mut desk = Desk::new(&small());
+    let (mut worker, mut producer) = (desk.worker("w"), desk.producer("p"));
+    let mut observer = Observer::attach(&desk.region).unwrap();
+    let mut early = Observer::attach(&desk.region).unwrap();
+    producer.submit(0, &bytes(1 << 20, 0)).unwrap();
+    producer.submit_parts(0, &bytes(1 << 20, 1), &[b"a", b"b"]).unwrap();
+    desk.turn();
+    let Some(Observed::Event(_)) = early.poll().unwrap() else { panic!("it is there") };
+    assert!(desk.region.verify().is_sound());
+    drain(&mut worker);
+    assert_eq!(desk.swept(), 0);
+    while let Some(observed) = observer.poll().unwrap() {
+        assert!(matches!(observed, Observed::Missed { .. }), "{observed:?}");
+    }
+    assert_eq!(observer.missed(), 2);
+    assert_eq!(taken(&desk.region), 0, "it was looked at");
+}
+
+#[test]
+fn who_waits_for_room_sleeps_until_there_is_some() {
+    let mut desk = Desk::new(&small().spill_bytes(2 << 20));
+    let (mut worker, mut producer) = (desk.worker("slow"), desk.producer("p"));
+    drain(&mut worker);
+    producer.submit(0, b"short").unwrap();
+    for salt in 0..2 {
+        producer.submit(0, &bytes(1 << 20, salt)).unwrap();
+    }
+    desk.turn();
+    let mut step = |desk: &mut Desk| {
+        worker.poll().unwrap().expect("a command");
+        worker.release();
+        desk.sequencer.free();
+    };
+    step(&mut desk);
+    let full = producer.try_submit(0, &bytes(1 << 20, 2));
+    assert!(matches!(full, Err(SubmitError::Full(_))), "{full:?}");
+    assert!(producer.would_sleep(), "the short one is passed, which is no room for a long one");
+    step(&mut desk);
+    assert!(!producer.would_sleep(), "something was released");
+    let full = producer.try_submit(0, &bytes(1 << 20, 2));
+    assert!(matches!(full, Err(SubmitError::Full(_))), "its pages are not given back: {full:?}");
+    assert!(producer.would_sleep());
+    desk.swept();
+    assert!(!producer.would_sleep(), "its pages are given back");
+    producer.try_submit(0, &bytes(1 << 20, 2)).unwrap();
+}
+
+#[test]
+fn what_is_passed_is_given_back_before_a_sequencer_ends_that_closes() {
+    let region = Region::anonymous(&small()).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let index = producer.submit(0, &bytes(64 << 20, 0)).unwrap();
+    producer.wait_sequenced(index).unwrap();
+    drain(&mut worker);
+    sequencer.close().unwrap();
+    assert_eq!(taken(&region), 0);
+}

@@ -278,7 +278,13 @@ fn what_there_is_no_room_for_is_refused_with_both_sizes_and_leaves_nothing() {
     let large = vec![7; 100 << 20];
     let wanted = large.len() as u64;
     for _ in 0..3 {
-        for refused in [producer.submit(0, &large), producer.claim(0, large.len()).map(|_| 0)] {
+        // At once too: what was refused before takes no room, also before a sequencer has seen that.
+        for refused in [
+            producer.submit(0, &large),
+            producer.claim(0, large.len()).map(|_| 0),
+            producer.try_submit(0, &large),
+            producer.try_claim(0, large.len()).map(|_| 0),
+        ] {
             let Err(error @ SubmitError::NoSpace { .. }) = refused else { panic!("{refused:?}") };
             let free = (64 << 20) - used.0;
             assert_eq!(error, SubmitError::NoSpace { wanted, free });
