@@ -141,15 +141,19 @@ impl Spilling {
     /// Reserves the pages for a spill of `len` bytes that was claimed.
     pub(crate) fn reserve(region: &Region, lane: u16, spill: Spill, len: u64) -> Result<Self, SubmitError> {
         let range = range_of(region.map().layout(), lane, &spill);
-        let (at, region) = (range.start, region.clone());
-        let spilling = Spilling { region, lane, spill, at, len, words: OnceCell::new(), is_kept: false };
-        sys::reserve(spilling.region.file(), range).map_err(|e| match e.raw_os_error() {
-            Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
-                let free = sys::bytes_free(spilling.region.file()).unwrap_or(0);
-                SubmitError::NoSpace { wanted: len, free }
-            }
-            _ => failed("reserve", &e),
-        })?;
+        let (at, words) = (range.start, OnceCell::new());
+        let spilling = Spilling { region: region.clone(), lane, spill, at, len, words, is_kept: false };
+        if let Err(error) = sys::reserve(region.file(), range) {
+            // Before it is asked how much there is: what it got of it is there again.
+            drop(spilling);
+            return Err(match error.raw_os_error() {
+                Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
+                    let free = sys::bytes_free(region.file()).unwrap_or(0);
+                    SubmitError::NoSpace { wanted: len, free }
+                }
+                _ => failed("reserve", &error),
+            });
+        }
         crash_point!("spill.reserved");
         Ok(spilling)
     }
@@ -250,7 +254,7 @@ pub(crate) enum Sweep {
 
 /// The same of one lane.
 #[derive(Clone, Copy, Debug, Default)]
-struct Swept {
+pub(crate) struct Swept {
     /// Bytes of its next spill that are given back.
     bytes: u64,
     /// The generation of a producer that was found dead, and behind which ticket it can have queued nothing more.
@@ -314,7 +318,12 @@ impl Swept {
     }
 
     /// Whether what the lane's producer did not get into the order never will be.
-    fn is_orphan(&mut self, region: &Region, lane: u16, tickets: &Tickets<impl Fn() -> u64>) -> bool {
+    pub(crate) fn is_orphan(
+        &mut self,
+        region: &Region,
+        lane: u16,
+        tickets: &Tickets<impl Fn() -> u64>,
+    ) -> bool {
         // Before the look at the lock: of who asks after it nothing is known.
         let generation = region.map().lane_page(lane).party.request();
         if region.is_alive(Role::Lane(lane)) {

@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use seriatim_ring::lane::SPILLED;
 
 use super::*;
-use crate::region::spill::PIECE;
+use crate::region::spill::{PIECE, Swept, Tickets};
 
 /// Lanes in which 2,048 bytes are the most.
 fn small() -> Config {
@@ -353,6 +353,42 @@ fn who_looks_at_what_is_given_back_makes_no_pages_of_it() {
     }
     assert_eq!(observer.missed(), 2);
     assert_eq!(taken(&desk.region), 0, "it was looked at");
+}
+
+#[test]
+fn nobody_holds_the_file_up_for_longer_than_a_small_piece_takes() {
+    let written = || {
+        let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
+        text.lines().find_map(|line| line.strip_prefix("syscw: "))?.parse::<u64>().ok()
+    };
+    let mut desk = Desk::new(&small());
+    let mut producer = desk.producer("p");
+    // The kernel lets one write a file or give its pages back at a time, and the sequencer is to give some back.
+    let Some(before) = written() else { return println!("skipped: no accounts of input and output") };
+    producer.submit(0, &bytes(8 << 20, 0)).unwrap();
+    assert!(written().unwrap() - before >= 8 << 4, "{} calls", written().unwrap() - before);
+}
+
+#[test]
+fn a_lane_of_the_dead_is_not_swept_before_its_last_owners_tickets_are_consumed() {
+    let mut desk = Desk::new(&small());
+    let producer = desk.producer("p");
+    let mut swept = Swept::default();
+    let party = &desk.region.map().lane_page(1).party;
+    let bells = desk.region.map().bells();
+    // It came, queued two, and died: all while the look at it went on.
+    let mut is_orphan =
+        |next, tail: &dyn Fn() -> u64| swept.is_orphan(&desk.region, 1, &Tickets { next, tail });
+    assert!(!is_orphan(3, &|| 3), "its producer lives");
+    drop(producer);
+    let successor = || {
+        party.ask(bells.requests_word());
+        3
+    };
+    assert!(is_orphan(3, &successor), "the first has queued nothing more");
+    assert!(!is_orphan(3, &|| 5), "the second has");
+    assert!(!is_orphan(4, &|| panic!("it is asked once, for it takes as long as there are tickets")));
+    assert!(is_orphan(5, &|| panic!("again")));
 }
 
 #[test]
