@@ -1094,6 +1094,10 @@ impl Producer {
         kind: u16,
         digest: u64,
     ) -> Result<u64, SubmitError> {
+        if let Some(end) = spilling.hit() {
+            // What was written is not there.
+            return Err(self.region.shortened(end).into());
+        }
         let record = spilling.record(digest);
         self.writer = ahead;
         let shape = Shape { len: SPILLED, kind, address, digest: record.cell_digest() };

@@ -195,6 +195,11 @@ impl Spilling {
         self.words.get_mut().map_or(&mut [], |words| payload::spill_mut(words, len))
     }
 
+    /// Where it ends in the file, if an access to it found a page gone.
+    pub(crate) fn hit(&self) -> Option<u64> {
+        self.words.get()?.hit()
+    }
+
     /// The record for the cell, with the digest of the payload.
     pub(crate) fn record(&self, digest: u64) -> Record {
         Record { len: self.len, digest, start: self.spill.start }

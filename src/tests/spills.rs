@@ -432,3 +432,22 @@ fn what_is_passed_is_given_back_before_a_sequencer_ends_that_closes() {
     sequencer.close().unwrap();
     assert_eq!(taken(&region), 0);
 }
+
+#[test]
+fn a_claim_whose_pages_are_gone_when_they_are_written_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let region = Region::create(folder.path().join("region"), &small()).unwrap();
+    region.guard().unwrap();
+    let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+    let mut producer = desk.producer("p");
+    let mut claim = producer.try_claim(0, 5000).unwrap();
+    let sections = desk.region.identity().file_bytes;
+    desk.region.file().set_len(sections).unwrap();
+    claim.fill(7);
+    let refused = claim.commit().unwrap_err();
+    assert!(
+        matches!(refused, SubmitError::Lost(RegionLost::Truncated { found, .. }) if found == sections),
+        "{refused}"
+    );
+    assert_eq!(producer.next_index(), 0);
+}

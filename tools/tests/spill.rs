@@ -15,11 +15,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Tmpfs, attach, eventually, join, lacks, long, scratch};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use seriatim::{
-    Attached, Config, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, SubmitError, Worker,
-    payload_digest,
+    Attached, Config, Event, JoinOptions, Producer, Region, Sequencer, SequencerConfig, SubmitError,
+    Unmapped, Worker, WorkerError, payload_digest,
 };
 
 const PART: &str = "SERIATIM_SPILL_PART";
@@ -45,6 +46,7 @@ fn part() {
             }
         }
         "all" => all(&region),
+        "cramped" => cramped(&region, number.parse().unwrap()),
         other => panic!("no part {other:?}"),
     }
 }
@@ -333,6 +335,49 @@ fn a_limit_to_the_length_of_files_is_an_error_and_no_signal() {
     assert_eq!(said.status.code(), Some(2), "{text}");
     assert!(text.contains("no room for a payload of"), "{text}");
     assert_eq!(taken(&region), 0);
+    sequencer.stop().unwrap();
+}
+
+/// Receives and submits with less address space than a payload takes, and then with enough.
+fn cramped(region: &Region, len: usize) {
+    let mut worker = join(region, "cramped");
+    let mut producer = attach(region, "p");
+    while worker.poll().unwrap().is_some() {}
+    producer.submit(7, &vec![9; len]).unwrap();
+    let (soft, hard) = getrlimit(Resource::RLIMIT_AS).unwrap();
+    setrlimit(Resource::RLIMIT_AS, size() + (len / 2) as u64, hard).unwrap();
+    // In vain, and as often as it tries.
+    for _ in 0..2 {
+        let refused = worker.recv().map(drop);
+        let Err(WorkerError::Unmapped(Unmapped { bytes, .. })) = refused else { panic!("{refused:?}") };
+        assert_eq!(bytes, len as u64);
+        let claimed = producer.try_claim(7, len).map(drop);
+        let Err(SubmitError::Spill { what: "map", .. }) = claimed else { panic!("{claimed:?}") };
+    }
+    eventually("what was claimed is given back", || taken(region) == (len as u64).next_multiple_of(4096));
+    producer.submit(7, b"short").unwrap();
+    setrlimit(Resource::RLIMIT_AS, soft, hard).unwrap();
+    for expected in [&vec![9; len][..], b"short"] {
+        let Event::Command(command) = worker.recv().unwrap() else { panic!("no command") };
+        assert!(command.payload == expected);
+    }
+    assert!(worker.poll().unwrap().is_none());
+    eventually("all is given back", || taken(region) == 0);
+}
+
+/// Bytes of address space that this process has.
+fn size() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap();
+    pages.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn who_has_no_address_space_for_it_stays_where_it_is_and_goes_on_later() {
+    let folder = scratch();
+    let region = region(&folder);
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let said = play("cramped", &region, 256 << 20, None).wait_with_output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stdout));
     sequencer.stop().unwrap();
 }
 
