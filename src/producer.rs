@@ -1054,6 +1054,11 @@ impl Producer {
         }
         let (slots, entry) = (&map.lane_page(lane).spills, self.parts.entry());
         self.spills.look(entry);
+        let has_no_pages = self.spills.has_no_pages(slots);
+        // Not tried then, for that would take all there is from others meanwhile.
+        if sys::most_bytes_free(self.region.file()).is_some_and(|most| most < len as u64) {
+            return Err(self.no_space(has_no_pages, len));
+        }
         // The cell first: whoever waits for one has claimed nothing else.
         let reserved = self.writer.reserve_inline(self.parts.lane(), &entry.released, 1).and_then(|cell| {
             let spill = self.spills.claim(slots, entry, area, cell, len as u64)?;
@@ -1065,12 +1070,21 @@ impl Producer {
         };
         let ahead = self.writer.clone();
         self.writer.abandon();
-        let is_alone = self.spills.is_alone(slots);
         match Spilling::reserve(&self.region, lane, spill, len as u64) {
-            // Room comes back when those before it are passed.
-            Err(SubmitError::NoSpace { .. }) if !is_alone => Err(self.no_room_beside(NoRoom::Full)),
-            other => other.map(|spilling| (spilling, cell, ahead)),
+            Ok(spilling) => Ok((spilling, cell, ahead)),
+            Err(Some(failed)) => Err(failed),
+            Err(None) => Err(self.no_space(has_no_pages, len)),
         }
+    }
+
+    /// What a lack of pages means. Some come back when the payloads before this one are passed, unless these have none.
+    #[cold]
+    fn no_space(&mut self, has_no_pages: bool, len: usize) -> SubmitError {
+        if !has_no_pages {
+            return self.no_room_beside(NoRoom::Full);
+        }
+        let free = sys::bytes_free(self.region.file()).unwrap_or(0);
+        SubmitError::NoSpace { wanted: len as u64, free }
     }
 
     /// As [`no_room`](Self::no_room), where the lane may well have some: so that what became free there before is not

@@ -163,12 +163,21 @@ pub(crate) fn may_have_length(bytes: u64) -> bool {
 
 /// Bytes that an unprivileged user can still get on the file system of `file`.
 pub(crate) fn bytes_free(file: &File) -> io::Result<u64> {
+    statistics(file).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Bytes that nobody can get more than on the file system of `file`, if it has an end at all.
+pub(crate) fn most_bytes_free(file: &File) -> Option<u64> {
+    let stat = statistics(file).ok().filter(|stat| stat.f_blocks > 0)?;
+    Some(stat.f_bfree.saturating_mul(stat.f_frsize))
+}
+
+fn statistics(file: &File) -> io::Result<libc::statvfs> {
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: `stat` has room for what the call writes.
     check(unsafe { libc::fstatvfs(file.as_raw_fd(), stat.as_mut_ptr()) })?;
     // SAFETY: the call succeeded and has filled it in.
-    let stat = unsafe { stat.assume_init() };
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    Ok(unsafe { stat.assume_init() })
 }
 
 /// An unnamed memory file that can be sealed.

@@ -225,7 +225,7 @@ pub fn freed(entry: &LaneEntry, spill: &Spill) {
 pub struct SpillWriter {
     next: u64,
     head: u64,
-    /// So many are given back, as far as this producer knows.
+    /// So many were given back when it looked last.
     freed: u64,
 }
 
@@ -251,7 +251,7 @@ impl SpillWriter {
     /// Notes how many are freed, before room is looked for: what moves after that [has moved](Self::has_moved).
     #[inline]
     pub fn look(&mut self, entry: &LaneEntry) {
-        // Relaxed: `claim` asks for itself.
+        // Relaxed: `claim` asks for itself, and what moved in between is seen to have moved.
         self.freed = entry.spills.load(Ordering::Relaxed);
     }
 
@@ -276,7 +276,6 @@ impl SpillWriter {
         debug_assert!(area.is_power_of_two() && len <= max_len(area));
         // ORDERING [S2]: Acquire; pairs with the Release in `freed`.
         let freed = entry.spills.load(Ordering::Acquire);
-        self.freed = freed;
         let outstanding = self.next.wrapping_sub(freed);
         if outstanding > N as u64 {
             return Err(NoRoom::Damaged {
@@ -305,11 +304,12 @@ impl SpillWriter {
         Ok(spill)
     }
 
-    /// Whether nothing that is outstanding has pages, as of the last claim, but the spill that was claimed then.
-    pub fn is_alone<const N: usize>(&self, spills: &Spills<N>) -> bool {
-        let others = self.next.wrapping_sub(1).wrapping_sub(self.freed).min(N as u64);
+    /// Whether nothing that is outstanding has pages, as of the last [look](Self::look): whoever finds no room then waits
+    /// for none of these.
+    pub fn has_no_pages<const N: usize>(&self, spills: &Spills<N>) -> bool {
+        let outstanding = self.next.wrapping_sub(self.freed).min(N as u64);
         let void = |n| spills.slot(self.freed.wrapping_add(n)).void.load(Ordering::Relaxed);
-        (0..others).all(|n| void(n) == GIVEN_UP)
+        (0..outstanding).all(|n| void(n) == GIVEN_UP)
     }
 
     /// Gives a spill up that has no ticket and will not have one, and no pages any more; nobody writes there.
@@ -402,30 +402,25 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_takes_no_room_and_what_was_left_behind_does() {
+    fn what_was_given_up_has_no_pages_and_what_was_left_behind_has() {
         let (spills, entry, mut writer) = fresh();
+        assert!(writer.has_no_pages(&spills));
         let first = writer.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
-        assert!(writer.is_alone(&spills));
+        assert!(!writer.has_no_pages(&spills), "it is written");
         SpillWriter::give_up(&spills, &first);
+        assert!(writer.has_no_pages(&spills));
         let second = writer.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
-        assert!(writer.is_alone(&spills), "the first has no pages");
-        writer.claim(&spills, &entry, AREA, 1, ALIGN).unwrap();
-        assert!(!writer.is_alone(&spills), "the second is written");
         let mut successor = SpillWriter::resume(&spills, &entry);
-        assert!(!successor.has_moved(&entry));
+        assert!(!successor.has_no_pages(&spills), "those of the second");
         for expected in [first, second] {
+            assert!(!successor.has_no_pages(&spills) && !successor.has_moved(&entry));
             let found = next(&spills, &entry).unwrap();
             assert_eq!(found, expected);
             freed(&entry, &found);
+            assert!(successor.has_moved(&entry), "since it looked");
+            successor.look(&entry);
         }
-        assert!(successor.has_moved(&entry));
-        successor.claim(&spills, &entry, AREA, 0, ALIGN).unwrap();
-        assert!(!successor.has_moved(&entry));
-        assert!(!successor.is_alone(&spills), "what its predecessor wrote last has pages yet");
-        freed(&entry, &next(&spills, &entry).unwrap());
-        assert!(!successor.is_alone(&spills), "as of its last look");
-        successor.claim(&spills, &entry, AREA, 1, ALIGN).unwrap();
-        assert!(!successor.is_alone(&spills), "nor is the one before it given up");
+        assert!(successor.has_no_pages(&spills) && !successor.has_moved(&entry));
     }
 
     #[test]

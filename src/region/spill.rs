@@ -139,19 +139,24 @@ pub(crate) struct Spilling {
 
 impl Spilling {
     /// Reserves the pages for a spill of `len` bytes that was claimed.
-    pub(crate) fn reserve(region: &Region, lane: u16, spill: Spill, len: u64) -> Result<Self, SubmitError> {
+    ///
+    /// # Errors
+    /// There are not so many (`None`), or something else.
+    pub(crate) fn reserve(
+        region: &Region,
+        lane: u16,
+        spill: Spill,
+        len: u64,
+    ) -> Result<Self, Option<SubmitError>> {
         let range = range_of(region.map().layout(), lane, &spill);
         let (at, words) = (range.start, OnceCell::new());
         let spilling = Spilling { region: region.clone(), lane, spill, at, len, words, is_kept: false };
         if let Err(error) = sys::reserve(region.file(), range) {
-            // Before it is asked how much there is: what it got of it is there again.
+            // Whoever asks how much there is finds what this got of it.
             drop(spilling);
             return Err(match error.raw_os_error() {
-                Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => {
-                    let free = sys::bytes_free(region.file()).unwrap_or(0);
-                    SubmitError::NoSpace { wanted: len, free }
-                }
-                _ => failed("reserve", &error),
+                Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => None,
+                _ => Some(failed("reserve", &error)),
             });
         }
         crash_point!("spill.reserved");

@@ -302,6 +302,7 @@ fn what_there_is_no_room_for_is_refused_with_both_sizes_and_leaves_nothing() {
     producer.submit(0, &part).unwrap();
     let full = producer.try_submit(0, &part);
     assert!(matches!(full, Err(SubmitError::Full(_))), "{full:?}");
+    assert_eq!(region.snapshot().producers[0].spilled.count, 1, "who waits takes what there is from others");
     let soon = Instant::now() + Duration::from_millis(20);
     let full = producer.submit_deadline(0, &part, soon);
     assert!(matches!(full, Err(SubmitError::Full(_))), "{full:?}");
