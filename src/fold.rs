@@ -143,8 +143,8 @@ pub(crate) struct Fold {
     rank: Option<u16>,
     /// Whether it notes in the region where an incarnation ended.
     notes_ends: bool,
-    /// Whether payloads are read, and not folded alone.
-    reads: bool,
+    /// From this index on payloads are read, and not folded alone.
+    reads_from: Seq,
     /// The payload that was met last, if it does not lie in its lane: mapped until somebody [closes](Self::close) it.
     opened: Option<Arc<WordMap>>,
 }
@@ -166,7 +166,7 @@ impl Fold {
             ranks: map.ranks(),
             rank: None,
             notes_ends: false,
-            reads: false,
+            reads_from: Seq::new(u64::MAX),
             opened: None,
         };
         fold.listen();
@@ -179,9 +179,9 @@ impl Fold {
         self
     }
 
-    /// As a worker, of a rank if it has one: it gets what is for that, and reads it.
-    pub(crate) fn of_worker(mut self, rank: Option<u16>) -> Self {
-        (self.rank, self.reads) = (rank, true);
+    /// As a worker, of a rank if it has one: it gets what is for that from its first index on, and reads it.
+    pub(crate) fn of_worker(mut self, rank: Option<u16>, first: Seq) -> Self {
+        (self.rank, self.reads_from) = (rank, first);
         self
     }
 
@@ -472,7 +472,7 @@ impl Fold {
         lane: u16,
         entry: &Entry,
     ) -> Result<View, Stopped> {
-        if !self.reads {
+        if seq < self.reads_from {
             return Ok(View::default());
         }
         let (record, opened) = spill::open(map, seq, lane, entry)?;

@@ -287,7 +287,9 @@ impl Worker {
         Ok(Worker {
             alarm: Alarm::of_this_process(),
             released: follower.next(),
-            fold: Fold::new(map, region.digest_of(), follower, past).noting_ends().of_worker(options.rank),
+            fold: Fold::new(map, region.digest_of(), follower, past)
+                .noting_ends()
+                .of_worker(options.rank, first),
             number: member.number.load(Ordering::Relaxed),
             first,
             wait: options.wait,

@@ -25,7 +25,7 @@ use crate::producer::SubmitError;
 use crate::sys;
 
 /// Bytes that a sequencer gives back at once: what costs it some tens of microseconds.
-pub(crate) const PIECE: u64 = 1 << 20;
+pub(crate) const PIECE: u64 = 256 << 10;
 
 /// Bytes that are written or copied at once: as long as a producer writes some, nobody else can reserve pages of
 /// the file or give any back, the sequencer neither.

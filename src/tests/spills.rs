@@ -5,6 +5,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use seriatim_ring::lane::SPILLED;
 
 use super::*;
+use crate::payload::counted;
 use crate::region::spill::{PIECE, Swept, Tickets};
 
 /// Lanes in which 2,048 bytes are the most.
@@ -254,16 +255,13 @@ fn who_comes_back_finds_what_was_spilled_before() {
     assert_eq!(desk.swept(), 0);
     // The lane goes to another name, whose own begin where these ended.
     drop(producer);
-    let mut names = ["a", "b", "c"].map(|name| {
+    for name in ["a", "b", "c"] {
         let mut producer = desk.producer(name);
         producer.submit(0, &bytes(8000, 3)).unwrap();
         desk.turn();
         assert_eq!(drain(&mut worker), [bytes(8000, 3)]);
         desk.swept();
-        drop(producer);
-        name
-    });
-    names.reverse();
+    }
     assert_eq!(desk.swept(), 0);
 }
 
@@ -450,4 +448,21 @@ fn a_claim_whose_pages_are_gone_when_they_are_written_is_refused() {
         "{refused}"
     );
     assert_eq!(producer.next_index(), 0);
+}
+
+#[test]
+fn a_newcomer_reads_nothing_of_what_came_before_it() {
+    let mut desk = Desk::new(&small());
+    let (mut slow, mut producer) = (desk.worker("slow"), desk.producer("p"));
+    producer.submit(0, &bytes(1 << 20, 0)).unwrap();
+    desk.turn();
+    let options = JoinOptions::new().check_payloads(true);
+    let mut new = desk.attach(|region| Worker::join_with(region, "new", &options)).unwrap();
+    producer.submit(0, &bytes(5000, 1)).unwrap();
+    desk.turn();
+    let before = counted::bytes();
+    assert_eq!(drain(&mut new), [bytes(5000, 1)]);
+    assert!(counted::bytes() - before < 1 << 20, "{}", counted::bytes() - before);
+    assert_eq!(drain(&mut slow).len(), 2);
+    assert_eq!(new.digest(), slow.digest());
 }
