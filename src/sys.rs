@@ -121,10 +121,14 @@ pub(crate) fn link_unnamed(file: &File, path: &Path) -> io::Result<()> {
     check(unsafe { libc::linkat(cwd, from.as_ptr(), cwd, to.as_ptr(), follow) }).map(drop)
 }
 
-/// Reserves every page of a range; a file that ends before gets the range's end for its length.
+/// Reserves every page of a range; a file that ends before gets the range's end for its length. What cannot be there is
+/// not tried: it would take all there is from others, and in memory end whoever the kernel chooses.
 pub(crate) fn reserve(file: &File, range: Range<u64>) -> io::Result<()> {
     if !may_have_length(range.end) {
         return Err(io::Error::from_raw_os_error(libc::EFBIG));
+    }
+    if most_bytes_free(file).is_some_and(|most| most < range.end - range.start) {
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
     }
     pieces(range).try_for_each(|piece| allocate(file, 0, piece))
 }
@@ -163,13 +167,24 @@ pub(crate) fn may_have_length(bytes: u64) -> bool {
 
 /// Bytes that an unprivileged user can still get on the file system of `file`.
 pub(crate) fn bytes_free(file: &File) -> io::Result<u64> {
-    statistics(file).map(|stat| stat.f_bavail.saturating_mul(stat.f_frsize))
+    let stat = statistics(file)?;
+    let free = (stat.f_blocks > 0).then(|| stat.f_bavail.saturating_mul(stat.f_frsize));
+    Ok(free.into_iter().chain(memory_free_for(file)).min().unwrap_or(0))
 }
 
 /// Bytes that nobody can get more than on the file system of `file`, if it has an end at all.
 pub(crate) fn most_bytes_free(file: &File) -> Option<u64> {
-    let stat = statistics(file).ok().filter(|stat| stat.f_blocks > 0)?;
-    Some(stat.f_bfree.saturating_mul(stat.f_frsize))
+    let stat = statistics(file).ok().filter(|stat| stat.f_blocks > 0);
+    let free = stat.map(|stat| stat.f_bfree.saturating_mul(stat.f_frsize));
+    free.into_iter().chain(memory_free_for(file)).min()
+}
+
+/// Bytes of memory that can be had for more pages of a file that lies in memory: its file system may promise more.
+fn memory_free_for(file: &File) -> Option<u64> {
+    let kib = |line: &str| line.trim().strip_suffix(" kB")?.parse::<u64>().ok();
+    let said = is_on_tmpfs(file).then(|| std::fs::read_to_string("/proc/meminfo").ok()).flatten()?;
+    let of = |name: &str| said.lines().find_map(|line| kib(line.strip_prefix(name)?));
+    Some((of("MemAvailable:")? + of("SwapFree:").unwrap_or(0)) << 10)
 }
 
 fn statistics(file: &File) -> io::Result<libc::statvfs> {

@@ -466,3 +466,18 @@ fn a_newcomer_reads_nothing_of_what_came_before_it() {
     assert_eq!(drain(&mut slow).len(), 2);
     assert_eq!(new.digest(), slow.digest());
 }
+
+#[test]
+fn more_than_there_is_memory_is_refused_at_once_where_nothing_else_is_an_end() {
+    let region = Region::anonymous(&small().spill_bytes(1 << 48)).unwrap();
+    let mut desk = Desk { sequencer: Sequencer::open(&region).unwrap(), region };
+    let mut producer = desk.producer("p");
+    let wanted = 1 << 46;
+    let refused = producer.claim(0, wanted).map(drop).unwrap_err();
+    let SubmitError::NoSpace { wanted: found, free } = refused else { panic!("{refused}") };
+    assert!(found == wanted as u64 && free < found && free > 1 << 20, "{refused}");
+    assert_eq!(taken(&desk.region), 0);
+    let huge = Config::new().lane_bytes(1 << 40).producers(900);
+    let error = Region::anonymous(&huge).unwrap_err();
+    assert!(matches!(error, CreateError::NoSpace { wanted, free, .. } if wanted > free), "{error}");
+}
