@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use seriatim_ring::control::{Answer, Party, ProducerRole, Verdict};
+use seriatim_ring::control::{Answer, NO_JOURNAL, Party, ProducerRole, Verdict};
 use seriatim_ring::parts::Address;
 use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::FOR_WORK;
@@ -49,12 +49,18 @@ pub(crate) trait Kind {
     fn owner(region: &Region, index: u16) -> Option<Name>;
     /// What it asks for beside a place and a name.
     type Wish: Copy;
-    /// Writes that.
-    fn wish(party: &Party, wish: Self::Wish);
+    /// Writes that, into the page that it has locked.
+    fn wish(region: &Region, index: u16, wish: Self::Wish);
     /// Whether who has what is wished for lives, as far as is known.
     fn is_held(_: &Region, _: u16, _: Self::Wish) -> bool {
         true
     }
+    /// Whether a place whose owner died is not to be had by others: a journal's gate outlives it.
+    fn is_kept(_: &Region, _: u16) -> bool {
+        false
+    }
+    /// Whether it takes up what is kept under its own name.
+    const TAKES_UP: bool = false;
     /// The sequencer does not grant that.
     fn refused(region: &Region, name: Name, index: u16, wish: Self::Wish) -> AttachError;
 }
@@ -93,8 +99,8 @@ impl Kind for OnLane {
 
     type Wish = ProducerRole;
 
-    fn wish(party: &Party, role: ProducerRole) {
-        party.role.store(role.code(), Ordering::Relaxed);
+    fn wish(region: &Region, index: u16, role: ProducerRole) {
+        Self::party(region, index).role.store(role.code(), Ordering::Relaxed);
     }
 
     fn refused(region: &Region, name: Name, lane: u16, wanted: ProducerRole) -> AttachError {
@@ -138,8 +144,15 @@ impl Kind for OnWorkerPage {
     /// What is to reach it alone.
     type Wish = Address;
 
-    fn wish(party: &Party, address: Address) {
-        party.address.store(address.code().into(), Ordering::Relaxed);
+    fn wish(region: &Region, index: u16, address: Address) {
+        Self::party(region, index).address.store(address.code().into(), Ordering::Relaxed);
+        // What a journal that sat here before said.
+        region.map().worker_page(index).journal.role.store(NO_JOURNAL, Ordering::Relaxed);
+    }
+
+    fn is_kept(region: &Region, index: u16) -> bool {
+        let member = &region.map().members()[usize::from(index)];
+        member.is_live() && region.map().worker_page(index).journal.is_kept()
     }
 
     fn is_held(region: &Region, index: u16, wanted: Address) -> bool {
@@ -182,6 +195,10 @@ pub(crate) fn take_seat<K: Kind>(
             return Err(AttachError::Poisoned { path: region.path().into(), poison });
         }
         for index in candidates::<K>(region, name, wait::is_over(overdue)) {
+            if !K::TAKES_UP && K::is_kept(region, index) {
+                // It is that of a journal which died, and another journal's to take up.
+                return Err(name_taken::<K>(region, name));
+            }
             region.make_writable(K::WHAT, &[part_of::<K>(index)])?;
             let lock = lock::<K>(region, index).map_err(AttachError::io(region.path(), "lock"))?;
             let Some(lock) = lock else {
@@ -253,10 +270,11 @@ fn candidates<K: Kind>(region: &Region, name: Name, overdue: bool) -> Vec<u16> {
     if let Some(index) = own {
         return vec![index];
     }
+    let kept = |&i: &u16| K::is_kept(region, i);
     let (fresh, used): (Vec<u16>, Vec<u16>) =
         K::indexes(region).partition(|&i| K::owner(region, i).is_none());
     let places = if fresh.is_empty() || overdue { [fresh, used].concat() } else { fresh };
-    places.into_iter().filter(|&i| !region.is_alive(K::role(i))).collect()
+    places.into_iter().filter(|i| !kept(i) && !region.is_alive(K::role(*i))).collect()
 }
 
 /// Who holds the lock of a place.
@@ -295,7 +313,7 @@ fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
 fn ask<K: Kind>(region: &Region, index: u16, name: Name, wish: K::Wish) -> u64 {
     let (party, bells) = (K::party(region, index), region.map().bells());
     party.name.store(name.words());
-    K::wish(party, wish);
+    K::wish(region, index, wish);
     let Process { pid, started } = Process::this();
     party.pid.store(pid.into(), Ordering::Relaxed);
     party.started.store(started, Ordering::Relaxed);

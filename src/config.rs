@@ -330,6 +330,15 @@ impl Config {
         self.layout().map(|layout| layout.total)
     }
 
+    /// Rights, memory and placement of this one, and all else as it was.
+    pub(crate) fn as_of(&self, origin: &crate::journal::Origin) -> Config {
+        let crate::journal::Origin {
+            geometry, digest_of, on_divergence, without_workers, first_index, ..
+        } = *origin;
+        let first_index = first_index.get();
+        Config { geometry, digest: digest_of, on_divergence, without_workers, first_index, ..self.clone() }
+    }
+
     pub(crate) fn layout(&self) -> Result<Layout, ConfigError> {
         let range = |field, found, low, high| {
             let ok = (low..=high).contains(&found);

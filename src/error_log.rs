@@ -40,12 +40,14 @@ pub enum ErrorCode {
     File,
     /// Workers differ, and the order was ended for good; the detail is the index of its last command.
     Poisoned,
+    /// A journal could not write, or went on without what it could not write; the detail is the index from which on.
+    Journal,
     /// What a later version of this library records, or damage.
     Unknown,
 }
 
 impl ErrorCode {
-    const ALL: [ErrorCode; 10] = [
+    const ALL: [ErrorCode; 11] = [
         ErrorCode::User,
         ErrorCode::TakenOver,
         ErrorCode::BadTicket,
@@ -56,6 +58,7 @@ impl ErrorCode {
         ErrorCode::Panicked,
         ErrorCode::File,
         ErrorCode::Poisoned,
+        ErrorCode::Journal,
     ];
 
     fn number(self) -> u64 {
@@ -81,6 +84,7 @@ impl fmt::Display for ErrorCode {
             ErrorCode::Panicked => "panicked",
             ErrorCode::File => "file",
             ErrorCode::Poisoned => "poisoned",
+            ErrorCode::Journal => "journal",
             ErrorCode::Unknown => "unknown",
         })
     }

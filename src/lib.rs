@@ -65,6 +65,7 @@
 //! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place, [`submit_parts`](Producer::submit_parts) divides a command among workers, [`submit_to`](Producer::submit_to) is for one |
 //! | [`Worker`] | receives everything that is for it, at the same index as everyone else, and gates: what it has not passed stays |
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
+//! | [`journal`] | the order on disk: writing it, waiting until a command is durable, reading it back |
 //! | [`channel`] | commands of a type of one's own; controllers that supersede each other |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
 //! | [`Digest`] | one number for all commands before an index |
@@ -109,7 +110,8 @@
 //! - The **sequencer**'s death stops the order, and loses nothing. A standby ([`Sequencer::wait_to_open`]) or the next
 //!   [`Sequencer::open`] goes on at the next index. A standby looks when the process that served ends, and each
 //!   100 ms in any case, and takes over at the first look that finds the lock free.
-//! - A machine that starts anew leaves regions that are refused ([`AttachError::OtherBoot`]): there is no journal.
+//! - A machine that starts anew leaves regions that are refused ([`AttachError::OtherBoot`]); what is to outlive it takes
+//!   a [`journal`], whose gate stays when it dies, until the next one goes on where it was.
 //!
 //! A forked child neither keeps its parent's locks nor releases anything of its parent's: a handle that is used there
 //! is an error, that of an observer as well. What it writes into a [`Claim`] of its parent's stays in the child.
@@ -154,6 +156,7 @@ mod error_log;
 mod event;
 mod fold;
 mod fork;
+pub mod journal;
 mod liveness;
 mod name;
 mod notify;

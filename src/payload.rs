@@ -28,6 +28,20 @@ pub fn payload_digest(payload: &[u8]) -> u64 {
     XxHash3_64::oneshot(payload)
 }
 
+/// Takes the same digest of a payload that comes piece by piece.
+#[derive(Default)]
+pub(crate) struct PayloadHasher(XxHash3_64);
+
+impl PayloadHasher {
+    pub(crate) fn write(&mut self, piece: &[u8]) {
+        std::hash::Hasher::write(&mut self.0, piece);
+    }
+
+    pub(crate) fn finish(&self) -> u64 {
+        std::hash::Hasher::finish(&self.0)
+    }
+}
+
 /// Copies a payload of at most [`INLINE`] bytes into the words of its cell.
 #[inline(always)]
 pub(crate) fn write_inline(words: &[AtomicU64; INLINE_WORDS], payload: &[u8]) {

@@ -1,10 +1,10 @@
 //! The system calls that nothing else wraps: futex, open-file-description locks, reserving pages, memfd.
 //!
-//! Each is one unsafe block with plain arguments; everything about mappings is in `region/map.rs`.
+//! Each is one unsafe block with plain arguments; everything about a region's mappings is in `region/map.rs`.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
-use std::io;
+use std::io::{self, IoSlice};
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -158,6 +158,30 @@ fn allocate(file: &File, mode: libc::c_int, range: Range<u64>) -> io::Result<()>
             other => return other.map(drop),
         }
     }
+}
+
+/// Writes some of several pieces of bytes at an offset of a file; how many. At least one piece, and if all are taken
+/// together as many as a call takes.
+pub(crate) fn write_at(file: &File, pieces: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+    let at = libc::off_t::try_from(at).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
+    let count = pieces.len().min(PIECES_AT_ONCE) as libc::c_int;
+    // SAFETY: an `IoSlice` has the layout of an `iovec`, and there are at least `count` of them, whose bytes are only read.
+    let written = unsafe { libc::pwritev(file.as_raw_fd(), pieces.as_ptr().cast(), count, at) };
+    if written < 0 { Err(io::Error::last_os_error()) } else { Ok(written as usize) }
+}
+
+/// Pieces that one call takes: the kernel's `UIO_MAXIOV`.
+pub(crate) const PIECES_AT_ONCE: usize = 1024;
+
+/// Maps a file to be read that nobody changes any more: a sealed segment of a journal.
+pub(crate) fn map_unchanging(file: &File) -> io::Result<memmap2::Mmap> {
+    // SAFETY: who writes a segment is done with it before it gets its footer, and after that nothing of this library
+    // writes into it or cuts it; a new one of the same name is another file. Whoever else does is as one who writes into
+    // the files of this program.
+    let map = unsafe { memmap2::Mmap::map(file) }?;
+    // A hint: read ahead.
+    let _ = map.advise(memmap2::Advice::Sequential);
+    Ok(map)
 }
 
 /// Whether this process may make a file so long: the kernel ends who tries and may not.

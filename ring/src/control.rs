@@ -530,6 +530,56 @@ pub struct WorkerPage {
     pub pace: Padded<Pace>,
     /// What it says of itself.
     pub reports: Reports<REPORTS>,
+    /// What it says of the disk, if it is a journal.
+    pub journal: Padded<JournalWords>,
+}
+
+/// The worker is no journal.
+pub const NO_JOURNAL: u64 = 0;
+/// It is one whose gate falls with it, as any worker's.
+pub const PASSING_JOURNAL: u64 = 1;
+/// It is one whose gate stays when it dies, until another one takes it up, or who orders gives it up.
+pub const KEPT_JOURNAL: u64 = 2;
+
+/// What a journal says of the disk.
+#[repr(C)]
+#[derive(Debug)]
+pub struct JournalWords {
+    /// [`NO_JOURNAL`], [`PASSING_JOURNAL`] or [`KEPT_JOURNAL`]: stored before the request, by whoever asks for this page.
+    pub role: AtomicU64,
+    /// All before this index is on the disk, for good.
+    pub durable: AtomicU64,
+    /// All before this index is written.
+    pub written: AtomicU64,
+    /// When what is written is synced, as the journal's options encode it.
+    pub sync: AtomicU64,
+    /// Since when it cannot write, by the monotonic clock in nanoseconds; 0 is not at all.
+    pub failing_ns: AtomicU64,
+    /// How often it has synced.
+    pub syncs: AtomicU64,
+}
+
+impl JournalWords {
+    /// Whether the gate of this page's journal outlives it.
+    #[inline]
+    pub fn is_kept(&self) -> bool {
+        // Relaxed: `request` hands it over (J1), and who is live has asked.
+        self.role.load(Ordering::Relaxed) == KEPT_JOURNAL
+    }
+}
+
+impl Default for JournalWords {
+    fn default() -> Self {
+        let zero = || AtomicU64::new(0);
+        JournalWords {
+            role: zero(),
+            durable: zero(),
+            written: zero(),
+            sync: zero(),
+            failing_ns: zero(),
+            syncs: zero(),
+        }
+    }
 }
 
 /// When a worker is to be killed: if it is so far behind and has not moved for so long. A time of 0 is never.

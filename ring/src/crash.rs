@@ -60,6 +60,8 @@ pub const POINTS: &[&str] = &[
     "join.described",
     "join.live",
     "join.first",
+    "take-up.described",
+    "take-up.gates",
     "drop.freed",
     "drop.gone",
     "admit.awaited",

@@ -180,6 +180,11 @@ impl<'a> Incarnations<'a> {
         Incarnations { claimed, terms }
     }
 
+    /// Sets the newest number of a region that nobody uses yet.
+    pub fn start_at(&self, claimed: u64) {
+        self.claimed.store(claimed, Ordering::Relaxed);
+    }
+
     /// The newest number that is claimed, 0 if none is.
     #[inline]
     #[must_use]

@@ -633,6 +633,25 @@ impl Orderer {
         Some(first)
     }
 
+    /// Has who asked with `generation` go on in the place of a journal whose gate stayed when it died: the same member,
+    /// which gates at the anchor until it begins. Nothing is freed in between, and nothing is said in the order.
+    pub fn take_up(&mut self, s: &Shared<'_>, slot: u16, generation: u64) -> Option<Seq> {
+        let member = &s.members[usize::from(slot)];
+        let (anchor, [digest, current, run]) = s.control.anchor.load()?;
+        // The one that died has passed the anchor: where it began no longer counts.
+        member.start.store(anchor.get(), Ordering::Relaxed);
+        member.start_digest.store(digest, Ordering::Relaxed);
+        member.start_current.store(current, Ordering::Relaxed);
+        member.start_run.store(run, Ordering::Relaxed);
+        member.first.store(anchor.get(), Ordering::Relaxed);
+        crash_point!("take-up.described");
+        // ORDERING [K1]: Release; for a successor: from here on it gates at the anchor, which is described.
+        member.generation.store(generation, Ordering::Release);
+        crash_point!("take-up.gates");
+        member.answer.give(generation, Verdict::Granted);
+        Some(anchor)
+    }
+
     /// Drops the gate of a worker that has left or is proven dead, at once; that it left is said by
     /// [`announce`](Self::announce) when there is room.
     pub fn drop_gate(&mut self, s: &Shared<'_>, slot: u16) {

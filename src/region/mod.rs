@@ -81,10 +81,25 @@ impl Region {
         #[cfg(feature = "crash-points")]
         crate::crash::arm();
         let path = std::path::absolute(path.as_ref()).unwrap_or_else(|_| path.as_ref().into());
+        let first = Seq::new(config.first_index);
+        Self::check_new(&path, config)?;
+        Self::prepare(&path, config, None, |map| map.control().start_at(first, 0))?.publish()
+    }
+
+    fn check_new(path: &Path, config: &Config) -> Result<(), CreateError> {
+        config.layout().map_err(|source| CreateError::Config { path: path.into(), source })?;
+        if path.symlink_metadata().is_ok() { Err(CreateError::Exists { path: path.into() }) } else { Ok(()) }
+    }
+
+    /// A region that has no name yet, with what `fill` writes into it; with a new number, or this one.
+    pub(crate) fn prepare(
+        path: &Path,
+        config: &Config,
+        uuid: Option<Uuid>,
+        fill: impl FnOnce(&Map),
+    ) -> Result<NewRegion, CreateError> {
+        let path = path.to_path_buf();
         let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
-        if path.symlink_metadata().is_ok() {
-            return Err(CreateError::Exists { path });
-        }
         let dir = path.parent().filter(|d| !d.as_os_str().is_empty()).unwrap_or(Path::new("/"));
         let new = NewFile::in_dir(dir).map_err(|source| match dir.metadata() {
             Ok(directory) if is_refusal(&source) && directory.is_dir() => {
@@ -93,14 +108,8 @@ impl Region {
             }
             _ => io_error(&path, "create")(source),
         })?;
-        let identity = format(&new.file, &path, config, layout)?;
-        new.publish(&path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.clone() },
-            _ => io_error(&path, "name")(e),
-        })?;
-        crash_point!("create.named");
-        let file = new.file.try_clone().map_err(io_error(&path, "open"))?;
-        Self::open_new(file, path, identity, layout)
+        let identity = format(&new.file, &path, config, layout, uuid, fill)?;
+        Ok(NewRegion { new, path, identity, layout })
     }
 
     /// Makes a region without a name, sealed against truncation, and opens it. Other processes attach through
@@ -112,7 +121,8 @@ impl Region {
         let path = PathBuf::from("anonymous region");
         let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
         let file = sys::memory_file("seriatim").map_err(io_error(&path, "create"))?;
-        let identity = format(&file, &path, config, layout)?;
+        let first = Seq::new(config.first_index);
+        let identity = format(&file, &path, config, layout, None, |map| map.control().start_at(first, 0))?;
         // Its length cannot grow with its spills: nobody sees it.
         if sys::may_have_length(layout.longest()) {
             file.set_len(layout.longest()).map_err(io_error(&path, "lengthen"))?;
@@ -170,7 +180,7 @@ impl Region {
     }
 
     /// As [`open`](Self::open), of whatever boot of the machine.
-    fn open_any(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
+    pub(crate) fn open_any(path: &Path, for_writing: bool) -> Result<Region, AttachError> {
         #[cfg(feature = "crash-points")]
         crate::crash::arm();
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
@@ -363,6 +373,28 @@ fn io_error(path: &Path, what: &'static str) -> impl FnOnce(io::Error) -> Create
     move |source| CreateError::Io { path: path.into(), what, source }
 }
 
+/// A region that is complete and has no name yet.
+pub(crate) struct NewRegion {
+    new: NewFile,
+    path: PathBuf,
+    identity: Identity,
+    layout: Layout,
+}
+
+impl NewRegion {
+    /// Gives it its name, and opens it.
+    pub(crate) fn publish(self) -> Result<Region, CreateError> {
+        let NewRegion { new, path, identity, layout } = self;
+        new.publish(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => CreateError::Exists { path: path.clone() },
+            _ => io_error(&path, "name")(e),
+        })?;
+        crash_point!("create.named");
+        let file = new.file.try_clone().map_err(io_error(&path, "open"))?;
+        Region::open_new(file, path, identity, layout)
+    }
+}
+
 /// A file that becomes visible when it is complete: without a name where the file system can do that, else
 /// under a name that is removed if the work is not finished.
 struct NewFile {
@@ -402,7 +434,14 @@ impl Drop for NewFile {
 }
 
 /// Reserves the pages of a new file and writes what a region begins with.
-fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<Identity, CreateError> {
+fn format(
+    file: &File,
+    path: &Path,
+    config: &Config,
+    layout: Layout,
+    uuid: Option<Uuid>,
+    fill: impl FnOnce(&Map),
+) -> Result<Identity, CreateError> {
     let found = sys::page_size_of(file).map_err(io_error(path, "ask for the page size of"))?;
     if found != PAGE {
         return Err(CreateError::PageSize { path: path.into(), found, expected: PAGE });
@@ -427,13 +466,13 @@ fn format(file: &File, path: &Path, config: &Config, layout: Layout) -> Result<I
     if config.huge_pages != HugePages::No {
         memory::check_huge_pages(&map, file, path, config.huge_pages == HugePages::Require)?;
     }
-    map.control().start_at(Seq::new(config.first_index), 0);
+    fill(&map);
     crash_point!("create.formatted");
-    let uuid = |which| sys::kernel_uuid(which).map(Uuid).map_err(io_error(path, "draw a number for"));
+    let draw = |which| sys::kernel_uuid(which).map(Uuid).map_err(io_error(path, "draw a number for"));
     let identity = Identity {
         version: VERSION,
-        uuid: uuid("uuid")?,
-        boot_id: uuid("boot_id")?,
+        uuid: uuid.map_or_else(|| draw("uuid"), Ok)?,
+        boot_id: draw("boot_id")?,
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         geometry: layout.geometry,
         without_workers: config.without_workers,

@@ -188,9 +188,10 @@ impl Sequencer {
         }
         let generation = member.generation.load(Ordering::Relaxed);
         // Only who holds the slot's lock asks there: another generation proves that the former one is gone.
+        let is_kept = s.workers[usize::from(slot)].journal.is_kept() && !self.without_journal;
         let gone = party.has_left(generation)
-            || party.request() != generation
-            || (ask_kernel && !region.is_alive(Role::Member { slot, generation }));
+            || (!is_kept && party.request() != generation)
+            || (!is_kept && ask_kernel && !region.is_alive(Role::Member { slot, generation }));
         if gone {
             if !party.has_left(generation) {
                 let (name, page) = (Name::from_words(member.name.load()), &s.workers[usize::from(slot)]);
@@ -211,6 +212,10 @@ impl Sequencer {
             return false;
         }
         let name = party.name.load();
+        if member.is_live() && s.workers[usize::from(slot)].journal.is_kept() {
+            // It has the lock of the slot: the one before is dead.
+            return self.orderer.take_up(s, slot, generation).is_some();
+        }
         let taken = |other: u16| other != slot && s.members[usize::from(other)].is_live();
         let twin = (0..s.members.len() as u16)
             .find(|&other| taken(other) && s.members[usize::from(other)].name.load() == name);

@@ -233,6 +233,8 @@ pub struct Sequencer {
     file: FileWatch,
     look_at_file: bool,
     next_look_at_file: Instant,
+    /// The gate of a journal that died is dropped, as any other.
+    without_journal: bool,
     sweeper: Sweeper,
     /// There may be more to give back at once.
     is_sweeping: bool,
@@ -394,6 +396,7 @@ impl Sequencer {
             _lock: lock,
             stats: SequencerStats { epoch, ..SequencerStats::default() },
             measure_cpu: false,
+            without_journal: false,
             seen_requests: 0,
             unsettled: true,
             changes: 0,
@@ -430,6 +433,12 @@ impl Sequencer {
     /// Measures the processor time of turns that find work.
     pub fn measure_cpu(&mut self, yes: bool) {
         self.measure_cpu = yes;
+    }
+
+    /// Whether the gate of a journal that died is dropped, as that of any worker, although it was to
+    /// [stay](crate::journal::OnFailure::Hold): the order then goes on without it. Default no.
+    pub fn without_journal(&mut self, yes: bool) {
+        self.without_journal = yes;
     }
 
     /// How long a worker can hold the others up before that is said (in one line through `tracing`, and in the

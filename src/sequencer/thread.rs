@@ -27,6 +27,7 @@ pub struct SequencerConfig {
     close_timeout: Duration,
     stall_after: Duration,
     assist: Assist,
+    without_journal: bool,
 }
 
 impl Default for SequencerConfig {
@@ -38,6 +39,7 @@ impl Default for SequencerConfig {
             close_timeout: Duration::from_secs(5),
             stall_after: STALL,
             assist: Assist::Auto,
+            without_journal: false,
         }
     }
 }
@@ -90,6 +92,12 @@ impl SequencerConfig {
         if self.assist == Assist::Auto && self.core.is_some() { Assist::Off } else { self.assist }
     }
 
+    /// See [`Sequencer::without_journal`].
+    pub fn without_journal(mut self, yes: bool) -> Self {
+        self.without_journal = yes;
+        self
+    }
+
     /// See [`Sequencer::stall_after`].
     pub fn stall_after(mut self, time: Duration) -> Self {
         self.stall_after = time;
@@ -120,6 +128,7 @@ impl Sequencer {
         let mut sequencer = self;
         let region = sequencer.region.clone();
         sequencer.measure_cpu = config.measure_cpu;
+        sequencer.without_journal = config.without_journal;
         sequencer.watch.stall_after(config.stall_after);
         let asked = Arc::new(AtomicU8::new(RUN));
         let (pinned, is_pinned) = mpsc::channel();

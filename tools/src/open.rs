@@ -7,7 +7,12 @@ use seriatim::Region;
 
 /// Opens a region for a party, and locks it in memory if that is asked for.
 pub(crate) fn to_attach(path: &Path, lock: bool) -> Result<Region> {
-    let region = guarded(Region::attach(path)?)?;
+    for_use(Region::attach(path)?, lock)
+}
+
+/// Readies a region that is open for a party.
+pub(crate) fn for_use(region: Region, lock: bool) -> Result<Region> {
+    let region = guarded(region)?;
     if lock {
         region.lock_in_memory()?;
     }

@@ -15,9 +15,9 @@ use serde_json::{Value, json};
 
 // ---- the command line -------------------------------------------------------------------------------------
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 14] = [
     "run", "bench", "create", "remove", "sequence", "submit", "worker", "tail", "stat", "errors", "verify",
-    "inspect",
+    "inspect", "journal", "replay",
 ];
 
 #[test]

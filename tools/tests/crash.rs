@@ -446,8 +446,10 @@ fn trials(seed: u64) -> Vec<Trial> {
     let only = std::env::var("SERIATIM_CRASH_ONLY").unwrap_or_default();
     let mut random = Random(seed);
     let mut trials = Vec::new();
-    // Those are met where workers that differ are stopped: in `agreement.rs`.
-    let is_elsewhere = |point: &str| point.starts_with("pace.") || point.starts_with("poison.");
+    // Those are met where workers that differ are stopped: in `agreement.rs`; by a journal: in `journal_crash.rs`; or by
+    // who restores a region from one: in `restore.rs`.
+    let elsewhere = ["pace.", "poison.", "journal.", "take-up.", "restore."];
+    let is_elsewhere = |point: &str| elsewhere.iter().any(|group| point.starts_with(group));
     let points = seriatim::crash::points().into_iter().filter(|point| !is_elsewhere(point));
     for point in points.filter(|point| point.starts_with(&only)) {
         assert!(!scenes(point).is_empty(), "nothing leads to {point}");

@@ -4,7 +4,9 @@ mod bench;
 mod create;
 mod errors;
 mod inspect;
+mod journal;
 mod remove;
+mod replay;
 mod run;
 mod sequence;
 mod stat;
@@ -33,6 +35,8 @@ pub(crate) enum Command {
     Inspect(inspect::Args),
     Errors(errors::Args),
     Verify(verify::Args),
+    Journal(journal::Args),
+    Replay(replay::Args),
     /// One producer or worker of `run`, in a process of its own.
     #[command(hide = true)]
     Party(crate::crew::PartyArgs),
@@ -59,6 +63,8 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Errors(args) => args.run(),
             Self::Verify(args) => args.run(),
+            Self::Journal(args) => args.run(),
+            Self::Replay(args) => args.run(),
             Self::Party(args) => args.run(),
             Self::BenchOne(args) => args.run(),
             Self::BenchPart(args) => args.run(),

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use seriatim::{Region, Sequencer, SequencerConfig, SequencerError, SequencerStats, Wait};
+use seriatim::journal::RestoreError;
+use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, SequencerStats, Wait};
 
 use crate::Outcome;
-use crate::args::seconds;
+use crate::args::{group, mode, seconds};
 use crate::log;
 use crate::open;
 use crate::output::{self, Report, complain};
@@ -20,11 +21,16 @@ Examples:
   seriatim sequence /dev/shm/orders &
   seriatim sequence /dev/shm/orders --core 3 --wait spin
   seriatim sequence /dev/shm/orders --standby &
+  seriatim sequence /dev/shm/orders --journal /var/lib/orders &
 
 It prints one line once it serves. With --standby it prints one before, when it begins to wait: it takes over when
 the process that serves has ended, however it ended, and ends itself when that one has closed the order. SIGTERM or SIGINT closes the order: workers receive the end after all that
 came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on where
 it stopped.
+
+With --journal a region that is missing, of another boot of the machine, or behind its journal is restored from that first,
+and it says on standard error where the order goes on. A region that fits is served as it is. The journal itself is written
+by `seriatim journal`, which goes on in the same directory; after a restart the order waits for it.
 
 Exit code: 0 when closed, 1 when the end could not be put into the order, or when workers differ and the region is made
 so that this ends it for good (`create --on-divergence`), 2 when it could not run.";
@@ -50,6 +56,18 @@ pub(crate) struct Args {
     /// Say so on standard error when a worker has held the others up for so many seconds
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     stall: Duration,
+    /// Give a journal up that has died: the order goes on without it, though it was to wait for the next one
+    #[arg(long)]
+    without_journal: bool,
+    /// Restore the region from the journal in this directory if it is not there, or outdated and nobody is attached to it
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+    /// Permission bits of a region that is restored, in octal, whatever the umask [default: 600]
+    #[arg(long, value_name = "OCTAL", value_parser = mode, requires = "journal")]
+    mode: Option<u32>,
+    /// Group that owns a region that is restored, by name or number
+    #[arg(long, value_name = "GROUP", value_parser = group, requires = "journal")]
+    group: Option<u32>,
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
     #[arg(long)]
     lock: bool,
@@ -65,8 +83,17 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         log::to_standard_error();
         let stop = Stop::install()?;
-        let region = open::to_attach(&self.path, self.lock)?;
-        let mut config = SequencerConfig::default().wait(self.wait).stall_after(self.stall);
+        let region = match self.region() {
+            Err(error) if is_poisoned(&error) => {
+                complain(format_args!("{error}"));
+                return Ok(Outcome::Problem);
+            }
+            region => region?,
+        };
+        let mut config = SequencerConfig::default()
+            .wait(self.wait)
+            .stall_after(self.stall)
+            .without_journal(self.without_journal);
         if let Some(core) = self.core {
             config = config.core(core);
         }
@@ -110,6 +137,23 @@ impl Args {
         Ok(Outcome::Done)
     }
 
+    /// Opens the region, restored from its journal first if that is asked for and there is need.
+    fn region(&self) -> Result<Region> {
+        let Some(dir) = &self.journal else { return open::to_attach(&self.path, self.lock) };
+        let mut config = Config::new();
+        if let Some(mode) = self.mode {
+            config = config.mode(mode);
+        }
+        if let Some(group) = self.group {
+            config = config.group(group);
+        }
+        let (region, restored) = Region::attach_or_restore(&self.path, dir, &config)?;
+        if let Some(restored) = restored {
+            complain(format_args!("{restored}"));
+        }
+        open::for_use(region, self.lock)
+    }
+
     /// Takes the order up, in the way that was asked for; none if there is nothing to take up any more.
     fn open(&self, region: &Region, stop: &Stop) -> Result<Option<Sequencer>> {
         if self.evict {
@@ -134,6 +178,7 @@ impl Args {
 
 fn is_poisoned(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(SequencerError::Poisoned { .. }))
+        || matches!(error.downcast_ref(), Some(RestoreError::Poisoned { .. }))
 }
 
 #[derive(Debug, Serialize)]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use serde::Serialize;
+use seriatim::journal::{JournalStatus, SyncPolicy};
 use seriatim::{
     Agreement, Behind, Diverged, ErrorCode, HeldBy, OnDivergence, PartyStatus, ProducerStatus, Region,
     Reported, Snapshot, WorkerPolicy, WorkerStatus,
@@ -118,8 +119,59 @@ struct StatReport {
     awaited: Vec<AwaitedRow>,
     /// Why the parties of its process make turns for it, if they do.
     helped: Option<HelpedReport>,
+    /// How far its order is on disk, if a journal gates it.
+    journal: Option<JournalReport>,
     producers: Vec<ProducerRow>,
     workers: Vec<WorkerRow>,
+}
+
+/// How far the order is on disk.
+#[derive(Debug, Serialize)]
+struct JournalReport {
+    name: String,
+    slot: u16,
+    pid: u32,
+    /// If not, its gate has stayed: the order waits for the next journal.
+    alive: bool,
+    written: u64,
+    /// All before this stays, whatever happens; none if it does not sync.
+    durable: Option<u64>,
+    /// `group`, `off`, or each so many seconds.
+    sync: String,
+    syncs: u64,
+    /// How long it has not been able to write, in seconds.
+    failing_s: Option<f64>,
+}
+
+impl From<JournalStatus> for JournalReport {
+    fn from(journal: JournalStatus) -> JournalReport {
+        JournalReport {
+            name: journal.name.to_string(),
+            slot: journal.slot,
+            pid: journal.pid,
+            alive: journal.alive,
+            written: journal.written.get(),
+            durable: (journal.sync != SyncPolicy::Off).then(|| journal.durable.get()),
+            sync: match journal.sync {
+                SyncPolicy::Every(time) => format!("every {} s", time.as_secs_f64()),
+                SyncPolicy::Off => "off".into(),
+                _ => "group".into(),
+            },
+            syncs: journal.syncs,
+            failing_s: journal.failing_for.map(|time| time.as_secs_f64()),
+        }
+    }
+}
+
+impl JournalReport {
+    fn text(&self) -> String {
+        let JournalReport { name, pid, written, sync, .. } = self;
+        let life = if self.alive { "alive" } else { "gone, and the order waits for the next one" };
+        let durable = self.durable.map_or("nothing".into(), |durable| format!("what is before {durable}"));
+        let failing =
+            self.failing_s.map_or(String::new(), |time| format!(", FAILING for {time:.1} s (see errors)"));
+        format!("{name} pid {pid} {life}{failing}, written to {written}, sync {sync}, durable is {durable}")
+    }
 }
 
 /// That the sequencer is helped.
@@ -289,6 +341,7 @@ impl StatReport {
                 parties: load.parties,
                 text: format!("the workers of its process ({load})"),
             }),
+            journal: region.journal().map(JournalReport::from),
             producers: snapshot.producers.iter().map(ProducerRow::from).collect(),
             workers: snapshot.workers.iter().map(WorkerRow::from).collect(),
         }
@@ -463,6 +516,9 @@ impl Report for StatReport {
         writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
         writeln!(out, "digest of: {}", self.digest_of)?;
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
+        if let Some(journal) = &self.journal {
+            writeln!(out, "journal: {}", journal.text())?;
+        }
         if let Some(agreement) = &self.agreement {
             writeln!(out, "reports: {}", agreement.text)?;
         }

@@ -1,0 +1,168 @@
+//! What does a journal make of a disk? Where it does not sync: the same bytes, written plainly and in sequence, into files
+//! of the same size, reserved and synced at their ends as its segments are. Where it does: 64 producers that each wait until
+//! their command is durable, against one write and one sync for each command.
+//!
+//! The directory is on the disk of `TMPDIR`. Journal and plain take turns; of each the median of several is told.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use seriatim::journal::{Journal, JournalOptions, SyncPolicy, verify};
+use seriatim::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+
+const SIZES: [(&str, usize); 4] =
+    [("32 B", 32), ("1 KiB", 1 << 10), ("16 KiB", 16 << 10), ("256 KiB", 256 << 10)];
+const SEGMENT: u64 = 64 << 20;
+const WAITING: u64 = 64;
+const PATIENCE: Duration = Duration::from_secs(600);
+
+fn main() {
+    // Without it this is a check: a little of each.
+    let measured = std::env::args().any(|arg| arg == "--bench");
+    let (bytes, times, rounds) = if measured { (384 << 20, 5, 200) } else { (1 << 20, 1, 2) };
+    println!("{:>10}{:>14}{:>14}{:>8}", "off", "journal MB/s", "plain MB/s", "ratio");
+    for (name, size) in SIZES {
+        let mut both: Vec<(f64, f64)> = (0..times).map(|_| off(size, bytes)).collect();
+        let (journal, plain) = (median(&mut both, |b| b.0), median(&mut both, |b| b.1));
+        let ratio = median(&mut both, |b| b.0 / b.1);
+        println!("{name:>10}{journal:>14.0}{plain:>14.0}{ratio:>8.2}");
+    }
+    let mut both: Vec<_> =
+        (0..times).map(|_| (group(rounds), alone(if measured { 400 } else { 4 }))).collect();
+    println!("\n{:>10}{:>14}{:>18}{:>8}", "group", "commands/s", "a sync for each", "ratio");
+    let (commands, syncs) = (median(&mut both, |b| b.0.0), median(&mut both, |b| b.1));
+    let shared = median(&mut both, |b| b.0.1);
+    let ratio = median(&mut both, |b| b.0.0 / b.1);
+    println!("{:>10}{commands:>14.0}{syncs:>18.0}{ratio:>8.1}   {shared:.1} commands a sync", "64 wait");
+}
+
+fn median<T>(all: &mut [T], value: impl Fn(&T) -> f64) -> f64 {
+    all.sort_by(|a, b| value(a).total_cmp(&value(b)));
+    value(&all[all.len() / 2])
+}
+
+/// Megabytes of file a second, of a journal and of plain writing.
+fn off(size: usize, bytes: u64) -> (f64, f64) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = dir.path().join("journal");
+    let config = Config::new().lane_bytes(16 << 20);
+    let region = Region::anonymous(&config).expect("a region");
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).expect("a sequencer");
+    let options = JournalOptions::new().sync(SyncPolicy::Off).segment_bytes(SEGMENT);
+    let mut journal = Journal::open(&region, &at, &options).expect("a journal");
+    let mut producer = Producer::attach(&region, "p").expect("a lane");
+    let count = (bytes / size as u64).max(1);
+    let end = AtomicU64::new(u64::MAX);
+    let started = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let payload = vec![7; size];
+            let mut last = 0;
+            for _ in 0..count {
+                last = producer.submit(0, &payload).expect("an open order");
+            }
+            // The sequencer's own commands come before it, and nothing behind.
+            producer.wait_sequenced(last).expect("an open order");
+            end.store(region.snapshot().next.get(), Ordering::Relaxed);
+        });
+        let is_over = |journal: &Journal| journal.next().get() >= end.load(Ordering::Relaxed);
+        while !is_over(&journal) {
+            if journal.poll().expect("a disk") == 0 {
+                thread::yield_now();
+            }
+        }
+    });
+    journal.close().expect("a disk");
+    let seconds = started.elapsed().as_secs_f64();
+    let written: u64 = std::fs::read_dir(&at).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
+    assert!(verify(&at).expect("a journal").is_sound());
+    std::fs::remove_dir_all(&at).unwrap();
+    let plain = plainly(dir.path(), written);
+    (written as f64 / seconds / 1e6, written as f64 / plain / 1e6)
+}
+
+/// Seconds for so many bytes.
+fn plainly(dir: &Path, bytes: u64) -> f64 {
+    let buffer = vec![7; 1 << 20];
+    let started = Instant::now();
+    for segment in 0..bytes.div_ceil(SEGMENT) {
+        let file = File::create(dir.join(segment.to_string())).unwrap();
+        let len = (bytes - segment * SEGMENT).min(SEGMENT);
+        reserve(&file);
+        let mut at = 0;
+        while at < len {
+            let piece = (len - at).min(buffer.len() as u64);
+            file.write_all_at(&buffer[..piece as usize], at).unwrap();
+            at += piece;
+        }
+        file.set_len(len).unwrap();
+        file.sync_all().unwrap();
+    }
+    started.elapsed().as_secs_f64()
+}
+
+/// Reserves a segment, as the journal does.
+fn reserve(file: &File) {
+    let len = SEGMENT as libc::off_t;
+    // SAFETY: plain numbers.
+    assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }, 0);
+}
+
+/// Commands a second that 64 producers get durable, each waiting for its own; and commands a sync.
+fn group(rounds: u64) -> (f64, f64) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let region = Region::anonymous(&Config::new().producers(WAITING)).expect("a region");
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).expect("a sequencer");
+    let mut journal = Journal::open(&region, dir.path(), &JournalOptions::new()).expect("a journal");
+    let (is_over, before) = (AtomicBool::new(false), journal.syncs());
+    let mut seconds = 0.0;
+    thread::scope(|scope| {
+        let journal = &mut journal;
+        let is_over = &is_over;
+        scope.spawn(move || journal.run(|| is_over.load(Ordering::Relaxed)).expect("a disk"));
+        // Who attaches takes room in the order, so there is a journal to pass it.
+        let attach = |n| Producer::attach(&region, &format!("p{n}")).expect("a lane");
+        let producers: Vec<_> = (0..WAITING).map(attach).collect();
+        let started = Instant::now();
+        let waiting: Vec<_> = producers
+            .into_iter()
+            .map(|mut producer| {
+                let region = &region;
+                scope.spawn(move || {
+                    for _ in 0..rounds {
+                        let index = producer.submit(0, &[7; 32]).expect("an open order");
+                        let found = producer.wait_sequenced(index).expect("an open order");
+                        // What was long ago the journal has let go, and so made durable.
+                        if let Sequenced::At(seq) = found {
+                            region.wait_durable(seq, Instant::now() + PATIENCE).expect("a journal");
+                        }
+                    }
+                })
+            })
+            .collect();
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+        seconds = started.elapsed().as_secs_f64();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    let commands = (WAITING * rounds) as f64;
+    (commands / seconds, commands / (journal.syncs() - before).max(1) as f64)
+}
+
+/// Commands a second with a write and a sync for each.
+fn alone(count: u64) -> f64 {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = File::create(dir.path().join("plain")).unwrap();
+    reserve(&file);
+    file.sync_all().unwrap();
+    let started = Instant::now();
+    for n in 0..count {
+        file.write_all_at(&[7; 80], n * 80).unwrap();
+        file.sync_data().unwrap();
+    }
+    count as f64 / started.elapsed().as_secs_f64()
+}

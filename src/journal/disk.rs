@@ -1,0 +1,228 @@
+//! All that the journal asks of a file system, in one place: so that tests can be the disk.
+//!
+//! A file is written at offsets that the caller keeps, so a write that failed can be made again. What was written is there
+//! after a loss of power when the file was synced after it, and what has a name is there under it when the directory was.
+
+use std::ffi::OsString;
+use std::fmt::Debug;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+
+use crate::sys;
+
+/// A file system.
+pub(crate) trait Disk: Debug + Send + Sync {
+    /// Makes a directory with those above it, if it is not there.
+    fn make_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Locks a directory for this journal, until the guard is dropped or its process ends; `None` if another has it.
+    fn lock(&self, dir: &Path) -> io::Result<Option<Box<dyn Debug + Send>>>;
+    /// Whether a journal has the directory locked.
+    fn is_locked(&self, dir: &Path) -> bool;
+    /// The names in a directory.
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
+    /// A new file; one of that name is emptied.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Gives a file another name; one that had it has none any more. Both are in one directory.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Takes a file's name away.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    /// What names there are in the directory stays.
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+    /// A file to be read. `in_place` is for one that is not changed any more.
+    fn view(&self, path: &Path, in_place: bool) -> io::Result<Box<dyn View>>;
+}
+
+/// A file that is written.
+pub(crate) trait DiskFile: Debug + Send {
+    /// Makes it so long, of zeroes, with room on the disk for all of it, if the file system can promise that.
+    fn reserve(&self, bytes: u64) -> io::Result<()>;
+    /// Writes some of these bytes; how many.
+    fn write_at(&self, bytes: &[IoSlice<'_>], at: u64) -> io::Result<usize>;
+    /// Cuts it, or fills it up with zeroes.
+    fn set_len(&self, bytes: u64) -> io::Result<()>;
+    /// What was written stays; with `all` also how long the file is now.
+    fn sync(&self, all: bool) -> io::Result<()>;
+    /// Whether it still has a name: without one it is gone as soon as nobody has it open.
+    fn is_named(&self) -> io::Result<bool>;
+}
+
+/// A file that is read.
+pub(crate) trait View: Debug + Send {
+    /// How long it was when it was opened.
+    fn bytes(&self) -> u64;
+    /// Bytes from an offset on; fewer than that many only at the end of the file.
+    fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]>;
+    /// What is read from now on is what is there from now on.
+    fn refresh(&mut self) {}
+}
+
+/// The machine's own.
+#[derive(Debug)]
+pub(crate) struct Local;
+
+const LOCK: &str = "lock";
+
+impl Disk for Local {
+    fn make_dir(&self, dir: &Path) -> io::Result<()> {
+        if dir.is_dir() {
+            return Ok(());
+        }
+        let parent = match dir.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => return Ok(()),
+        };
+        // Each name on the way has to stay, too, not the last one alone.
+        self.make_dir(parent)?;
+        match fs::create_dir(dir) {
+            Err(error) if !dir.is_dir() => Err(error),
+            _ => self.sync_dir(parent),
+        }
+    }
+
+    fn lock(&self, dir: &Path) -> io::Result<Option<Box<dyn Debug + Send>>> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
+        Ok(if sys::try_lock(&file, 0)? { Some(Box::new(file)) } else { None })
+    }
+
+    fn is_locked(&self, dir: &Path) -> bool {
+        File::open(dir.join(LOCK)).and_then(|file| sys::is_locked(&file, 0)).unwrap_or(false)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
+        fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+        Ok(Box::new(file))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        File::open(dir)?.sync_all()
+    }
+
+    fn view(&self, path: &Path, in_place: bool) -> io::Result<Box<dyn View>> {
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        if in_place && bytes > 0 {
+            return Ok(Box::new(Mapped(sys::map_unchanging(&file)?)));
+        }
+        Ok(Box::new(Window { file, bytes, held: Vec::new(), from: u64::MAX }))
+    }
+}
+
+impl DiskFile for File {
+    fn reserve(&self, bytes: u64) -> io::Result<()> {
+        match sys::reserve(self, 0..bytes) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => File::set_len(self, bytes),
+            other => other,
+        }
+    }
+
+    fn write_at(&self, bytes: &[IoSlice<'_>], at: u64) -> io::Result<usize> {
+        sys::write_at(self, bytes, at)
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        File::set_len(self, bytes)
+    }
+
+    fn sync(&self, all: bool) -> io::Result<()> {
+        if all { self.sync_all() } else { self.sync_data() }
+    }
+
+    fn is_named(&self) -> io::Result<bool> {
+        Ok(self.metadata()?.nlink() > 0)
+    }
+}
+
+/// In place.
+#[derive(Debug)]
+struct Mapped(memmap2::Mmap);
+
+impl View for Mapped {
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]> {
+        Ok(part(&self.0, offset, len))
+    }
+}
+
+/// Those of so many bytes that are there.
+pub(super) fn part(bytes: &[u8], offset: u64, len: usize) -> &[u8] {
+    let from = usize::try_from(offset).map_or(bytes.len(), |at| at.min(bytes.len()));
+    &bytes[from..from.saturating_add(len).min(bytes.len())]
+}
+
+/// A piece at a time, in memory of one's own: of a file that may be changed by who has it open, and for who has to live
+/// with a disk that cannot read it, which to a mapping is a signal.
+#[derive(Debug)]
+struct Window {
+    file: File,
+    bytes: u64,
+    held: Vec<u8>,
+    from: u64,
+}
+
+/// How much is read at once by who goes on where it was.
+const PIECE: usize = 1 << 20;
+/// And by who jumps: headers and footers.
+const FIRST: usize = 4 << 10;
+
+impl Window {
+    fn fill(&mut self, offset: u64, len: usize) -> io::Result<()> {
+        let left = usize::try_from(self.bytes.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let goes_on = offset >= self.from && offset <= self.from + self.held.len() as u64;
+        let piece = if goes_on { PIECE } else { FIRST };
+        // What was held is no longer, whatever happens.
+        self.from = offset;
+        self.held.clear();
+        self.held.resize(len.max(piece).min(left), 0);
+        let mut done = 0;
+        while done < self.held.len() {
+            match self.file.read_at(&mut self.held[done..], offset + done as u64) {
+                // Cut meanwhile.
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.held.clear();
+                    return Err(error);
+                }
+            }
+        }
+        self.held.truncate(done);
+        Ok(())
+    }
+}
+
+impl View for Window {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]> {
+        let end = offset.saturating_add(len as u64).min(self.bytes);
+        if offset < self.from || end > self.from + self.held.len() as u64 {
+            self.fill(offset, len)?;
+        }
+        Ok(part(&self.held, offset - self.from, len))
+    }
+
+    fn refresh(&mut self) {
+        self.held.clear();
+    }
+}

@@ -1,0 +1,150 @@
+//! Who waits until a command is on the disk: [`Region::wait_durable`].
+//!
+//! As for a barrier, who waits looks and sleeps; nobody does anything for it.
+
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use seriatim_ring::Seq;
+use seriatim_ring::sync::Ordering;
+
+use super::keeper::SyncPolicy;
+use crate::liveness::Role;
+use crate::name::Name;
+use crate::region::Region;
+use crate::region::file::{RegionLost, Vigil};
+use crate::sys;
+
+/// The first sleep between two looks.
+const SHORT: Duration = Duration::from_micros(20);
+/// The longest.
+const LONG: Duration = Duration::from_millis(1);
+
+/// What a region says of its journal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct JournalStatus {
+    /// Its slot among the workers.
+    pub slot: u16,
+    /// Its name.
+    pub name: Name,
+    /// Its process, as it says itself.
+    pub pid: u32,
+    /// Whether it lives. If not, its gate has stayed: the order waits for a journal that takes it up.
+    pub alive: bool,
+    /// All before this index is on the disk, for good.
+    pub durable: Seq,
+    /// All before this is written.
+    pub written: Seq,
+    /// When what is written is synced.
+    pub sync: SyncPolicy,
+    /// How often it has synced.
+    pub syncs: u64,
+    /// Since when it has not been able to write; the error log says why.
+    pub failing_for: Option<Duration>,
+}
+
+impl fmt::Display for JournalStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let JournalStatus { slot, name, pid, durable, written, .. } = self;
+        write!(f, "journal {:?} (slot {slot}, pid {pid}", name.as_str())?;
+        if !self.alive {
+            f.write_str(", gone")?;
+        }
+        write!(f, ") has written what is before {written}, and made durable what is before {durable}")?;
+        match self.failing_for {
+            Some(time) => write!(f, "; it has not been able to write for {time:.1?}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// It did not become known that a command is durable.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DurableError {
+    /// It was not until the deadline.
+    #[error("index {seq} is not durable: {journal}")]
+    Late {
+        /// The index.
+        seq: Seq,
+        /// How far the journal is.
+        journal: JournalStatus,
+    },
+    /// There is no journal that would make it so.
+    #[error("index {seq} is not made durable: no journal gates this region")]
+    NoJournal {
+        /// The index.
+        seq: Seq,
+    },
+    /// The journal does not say when something is: [`SyncPolicy::Off`].
+    #[error("index {seq} is not known to be durable: the journal does not sync")]
+    NotSynced {
+        /// The index.
+        seq: Seq,
+    },
+    /// There is no region to go on with.
+    #[error(transparent)]
+    Lost(#[from] RegionLost),
+}
+
+impl Region {
+    /// What the region says of its journal, if one gates it: also of one that died and whose gate has stayed.
+    #[must_use]
+    pub fn journal(&self) -> Option<JournalStatus> {
+        let (members, pages) = (self.map().members(), self.map().worker_pages());
+        let all = (0..).zip(members.iter().zip(pages));
+        let journals = all.filter(|(_, (member, page))| {
+            member.is_live()
+                && page.journal.role.load(Ordering::Relaxed) != seriatim_ring::control::NO_JOURNAL
+        });
+        let status = journals.map(|(slot, (member, page))| {
+            let load = |word: &seriatim_ring::sync::AtomicU64| word.load(Ordering::Relaxed);
+            let words = &page.journal;
+            let failing = Some(load(&words.failing_ns)).filter(|&ns| ns > 0);
+            JournalStatus {
+                slot,
+                name: Name::from_words(member.name.load()),
+                pid: load(&page.party.pid) as u32,
+                alive: self.is_alive(Role::Worker(slot)),
+                durable: Seq::new(load(&words.durable)),
+                written: Seq::new(load(&words.written)),
+                sync: SyncPolicy::of_code(load(&words.sync)),
+                syncs: load(&words.syncs),
+                failing_for: failing.map(|ns| Duration::from_nanos(sys::monotonic_ns().saturating_sub(ns))),
+            }
+        });
+        status.max_by_key(|status| status.durable.get())
+    }
+
+    /// Waits until the command at an index is on the disk, for good: written by the [journal](crate::journal::Journal)
+    /// and synced, so that it is there after any death and any loss of power.
+    ///
+    /// Three cursors of a region are before an index in turn: *published*, it is in the order and each worker gets it;
+    /// *durable*, it is on the disk; [*applied*](Self::wait_applied), all workers have passed it. The last two are in no
+    /// order to each other: a worker does not wait for the disk.
+    ///
+    /// # Errors
+    /// [`DurableError::Late`] at the deadline; at once if no journal gates the region, or it does not sync.
+    pub fn wait_durable(&self, seq: Seq, at: Instant) -> Result<(), DurableError> {
+        self.check()?;
+        let (mut pause, mut vigil) = (SHORT, Vigil::default());
+        loop {
+            let journal = self.journal().ok_or(DurableError::NoJournal { seq })?;
+            if journal.sync == SyncPolicy::Off {
+                return Err(DurableError::NotSynced { seq });
+            }
+            if journal.durable > seq {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= at {
+                return Err(DurableError::Late { seq, journal });
+            }
+            vigil.glance(self)?;
+            thread::sleep(pause.min(at - now));
+            pause = (pause * 2).min(LONG);
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The order on disk: what a region's journal writes, and reading it back.
+//!
+//! A journal is a directory of *segments*, each named by the first index that it has, `00000000000000001000.seg`. The last
+//! one is being written, the others are sealed. Every index is there: commands with their whole payloads, also those for
+//! one rank or with parts, those of superseded controllers, and the sequencer's own.
+//!
+//! A [`Journal`] writes it: a reader that gates the region, in whatever process, as `seriatim journal` does.
+//! [`Region::wait_durable`](crate::Region::wait_durable) waits until a command is on the disk. [`Replay`] reads it from any index on, [`verify`] checks all of it.
+//!
+//! # What is on the disk
+//!
+#![doc = include_str!("FORMAT.md")]
+
+mod disk;
+mod durable;
+mod error;
+mod format;
+mod keeper;
+mod replay;
+mod restore;
+mod seat;
+mod segment;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod world;
+mod writer;
+
+pub use durable::{DurableError, JournalStatus};
+pub use error::{Damage, JournalError, ReplayError};
+pub use format::{Origin, VERSION};
+pub use keeper::{Journal, JournalOptions, OnFailure, SyncPolicy};
+pub use replay::{Record, Replay};
+pub use restore::{Outdated, RestoreError, Restored};
+pub use segment::Cut;
+pub use verify::{Audit, Problem, verify};

@@ -1,0 +1,322 @@
+//! [`Replay`]: the records of a journal, from any index on.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use seriatim_ring::Seq;
+use seriatim_ring::event::{Event as Own, WORDS};
+use seriatim_ring::incarnations::INITIALIZED;
+use seriatim_ring::parts::Address;
+
+use super::disk::{Disk, Local};
+use super::error::{Damage, ReplayError};
+use super::format::{HEARD_HELLO, Origin, Point, VOID};
+use super::segment::{self, Cut, Found, Scan, Segment, differs, path_of};
+use crate::Digest;
+use crate::event::Event;
+
+/// A command or an event of the sequencer's, as the journal has it: every index is there, also what was for others, or for
+/// nobody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Record<'a> {
+    /// Its place in the one order.
+    pub seq: Seq,
+    /// Number of its producer; 0 is the sequencer, whose records are [events](Self::event).
+    pub producer: u64,
+    /// Its place among its producer's.
+    pub index: u64,
+    /// What its producer calls it.
+    pub kind: u16,
+    /// Whom it was for.
+    pub address: Address,
+    /// All its bytes: of a command with parts the table, the body and all parts. Those of a sealed segment lie in place;
+    /// of one that is not they are read into memory.
+    pub payload: &'a [u8],
+    /// The digest that the producer took of the payload; 0 in a region without such digests.
+    pub payload_digest: u64,
+    /// The digest of all before it.
+    pub digest: Digest,
+    /// It came from a controller that was not current: no worker was handed it.
+    pub is_void: bool,
+    /// It is a hello that was heard: its controller is current from here on.
+    pub is_hello: bool,
+}
+
+impl Record<'_> {
+    /// Whether it is a user's command that was handed out: to whom its [address](Self::address) says.
+    #[must_use]
+    pub fn is_command(&self) -> bool {
+        self.producer != 0 && !self.is_void && !self.is_hello && self.kind != INITIALIZED
+    }
+
+    /// What it says, if it is one of the sequencer's own.
+    #[must_use]
+    pub fn event(&self) -> Option<Event<'static>> {
+        if self.producer != 0 {
+            return None;
+        }
+        let own = own_words(self.payload).and_then(|words| Own::decode(self.kind, &words));
+        Some(Event::of_own(self.seq, self.kind, own))
+    }
+}
+
+/// The words of one of the sequencer's own commands.
+pub(super) fn own_words(payload: &[u8]) -> Option<[u64; WORDS]> {
+    let (words, rest) = payload.as_chunks::<8>();
+    let is_so_long = words.len() == WORDS && rest.is_empty();
+    is_so_long.then(|| std::array::from_fn(|i| u64::from_le_bytes(words[i])))
+}
+
+/// The records of a journal, one after the other, from an index on. A journal that is being written can be read, too: up
+/// to where it was when it was opened.
+///
+/// Sealed segments are read in place. Opening looks at the last one alone, and seeking at the one that it leads to.
+/// Memory does not grow with what is read.
+///
+/// ```no_run
+/// use seriatim::{Seq, journal::Replay};
+///
+/// let mut replay = Replay::open("/var/lib/orders")?.from(Seq::new(1_000))?;
+/// if let Some(cut) = replay.cut() {
+///     eprintln!("{cut}");
+/// }
+/// while let Some(record) = replay.next()? {
+///     println!("{} {:?}", record.seq, record.payload);
+/// }
+/// println!("the same as everywhere: {}", replay.digest());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Replay {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    /// The first indexes of the segments.
+    firsts: Vec<Seq>,
+    /// How the last segment ends, which nobody may have sealed.
+    last: Last,
+    origin: Origin,
+    in_place: bool,
+    /// Which segment is open.
+    which: usize,
+    segment: Segment,
+    /// Where its records end.
+    end: u64,
+    offset: u64,
+    at: Point,
+}
+
+#[derive(Debug)]
+struct Last {
+    /// Where its records end.
+    offset: u64,
+    after: Point,
+    /// If it is not sealed.
+    scan: Option<Scan>,
+}
+
+impl Replay {
+    /// Opens the journal in a directory, at its first record.
+    ///
+    /// # Errors
+    /// There is none, its last segment is damaged, or the file system failed.
+    pub fn open(dir: impl AsRef<Path>) -> Result<Replay, ReplayError> {
+        Self::open_on(Arc::new(Local), dir.as_ref(), true)
+    }
+
+    pub(super) fn open_on(disk: Arc<dyn Disk>, dir: &Path, in_place: bool) -> Result<Replay, ReplayError> {
+        let failed = |source| ReplayError::Io { path: dir.into(), what: "look into", source };
+        // Before what is there is looked at: a journal that begins meanwhile leaves it as it is.
+        let is_live = disk.is_locked(dir);
+        let firsts = segment::list(&*disk, dir).map_err(failed)?;
+        let Some(which) = firsts.len().checked_sub(1) else {
+            return Err(ReplayError::Empty { dir: dir.into() });
+        };
+        let mut segment = Segment::open(&*disk, dir, firsts[which], in_place, true)?;
+        let last = match segment.footer {
+            Some(footer) => Last { offset: footer.end, after: footer.after, scan: None },
+            None => {
+                let scan = segment.scan(is_live)?;
+                Last { offset: scan.end, after: scan.after, scan: Some(scan) }
+            }
+        };
+        let (offset, at) = segment.beginning();
+        let (origin, end) = (segment.header.origin, last.offset);
+        let mut replay =
+            Replay { disk, dir: dir.into(), firsts, last, origin, in_place, which, segment, end, offset, at };
+        replay.enter(0)?;
+        Ok(replay)
+    }
+
+    /// Goes to an index; the end of the journal is one, too. Of what lies before it at most 64 KiB are read.
+    ///
+    /// # Errors
+    /// The index is not there, or the segment that has it is damaged.
+    pub fn from(mut self, seq: Seq) -> Result<Replay, ReplayError> {
+        let (first, end) = (self.first(), self.end());
+        if seq < first || seq > end {
+            return Err(ReplayError::NotThere { dir: self.dir, seq, first, end });
+        }
+        let which = self.firsts.partition_point(|&first| first <= seq) - 1;
+        self.enter(which)?;
+        let places = match &self.last.scan {
+            Some(scan) if which + 1 == self.firsts.len() => &scan.places,
+            _ => &self.segment.places,
+        };
+        let before = places.partition_point(|place| place.point.next <= seq);
+        if let Some(place) = before.checked_sub(1).map(|at| places[at]) {
+            (self.offset, self.at) = (place.offset, place.point);
+        }
+        while self.at.next < seq && self.step()?.is_some() {}
+        Ok(self)
+    }
+
+    /// The first index that is there.
+    #[must_use]
+    pub fn first(&self) -> Seq {
+        self.firsts[0]
+    }
+
+    /// The index behind the last one that is there.
+    #[must_use]
+    pub fn end(&self) -> Seq {
+        self.last.after.next
+    }
+
+    /// The digest of all before [`end`](Self::end).
+    #[must_use]
+    pub fn end_digest(&self) -> Digest {
+        Digest(self.last.after.digest)
+    }
+
+    /// The index that comes next.
+    #[must_use]
+    pub fn position(&self) -> Seq {
+        self.at.next
+    }
+
+    /// The digest of all before [`position`](Self::position).
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest(self.at.digest)
+    }
+
+    /// The incarnation that is current at [`position`](Self::position), 0 if there was none yet.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.at.incarnation
+    }
+
+    /// How many segments there are.
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        self.firsts.len()
+    }
+
+    /// Whose commands they are.
+    #[must_use]
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// Whether nobody has sealed the last segment: a journal writes there, or died there.
+    #[must_use]
+    pub fn is_open_ended(&self) -> bool {
+        self.last.scan.is_some()
+    }
+
+    /// What was cut off the end, if it was not whole.
+    #[must_use]
+    pub fn cut(&self) -> Option<&Cut> {
+        self.last.scan.as_ref().and_then(|scan| scan.cut.as_ref())
+    }
+
+    /// The next record, if there is one. Its checksum and its place in the history have been checked.
+    ///
+    /// # Errors
+    /// It is damaged, a segment is missing, or the file system failed. The next call meets the same again.
+    #[expect(clippy::should_implement_trait, reason = "what it hands out ends with the next call")]
+    pub fn next(&mut self) -> Result<Option<Record<'_>>, ReplayError> {
+        let Some(found) = self.step()? else { return Ok(None) };
+        let payload = self.segment.payload(&found)?;
+        Ok(Some(record(&found, payload)))
+    }
+
+    fn step(&mut self) -> Result<Option<Found>, ReplayError> {
+        loop {
+            if let Some(found) = self.segment.next(self.offset, self.at, self.end)? {
+                self.offset = found.end();
+                self.at = found.after;
+                return Ok(Some(found));
+            }
+            // The last one may have been sealed since it was scanned: then it has more than was to be read.
+            if let Some(footer) = self.segment.footer.filter(|footer| footer.end == self.end) {
+                let same = differs(&footer.after, &self.at);
+                same.map_err(|bad| self.segment.damage(footer.end, self.at.next, bad))?;
+            }
+            if self.which + 1 == self.firsts.len() {
+                return Ok(None);
+            }
+            let (before, number) = (self.at, self.segment.header.number);
+            self.enter(self.which + 1)?;
+            self.follows(&before, number)?;
+        }
+    }
+
+    /// Opens a segment, at its beginning.
+    fn enter(&mut self, which: usize) -> Result<(), ReplayError> {
+        if which != self.which {
+            let (disk, dir, is_last) = (&*self.disk, &self.dir, which + 1 == self.firsts.len());
+            self.segment = Segment::open(disk, dir, self.firsts[which], self.in_place, is_last)?;
+            self.which = which;
+        }
+        (self.offset, self.at) = self.segment.beginning();
+        self.end = match self.segment.footer {
+            _ if which + 1 == self.firsts.len() => self.last.offset,
+            Some(footer) => footer.end,
+            None => {
+                return Err(ReplayError::Damaged(Damage {
+                    path: self.segment.path.clone(),
+                    offset: 0,
+                    seq: self.firsts[which],
+                    field: "footer, of a segment that others follow,",
+                    found: 0,
+                    expected: 1,
+                }));
+            }
+        };
+        Ok(())
+    }
+
+    /// Whether the segment that was entered is the one that comes next.
+    fn follows(&self, before: &Point, number: u64) -> Result<(), ReplayError> {
+        let header = &self.segment.header;
+        if header.start.next != before.next || header.origin.uuid != self.origin.uuid {
+            let path = path_of(&self.dir, header.start.next, segment::SUFFIX);
+            return Err(ReplayError::Missing { path, found: header.start.next, expected: before.next });
+        }
+        let same = differs(&header.start, before);
+        let same = same
+            .and_then(|()| super::format::Bad::unless_same("number", header.number, number + 1))
+            .and_then(|()| {
+                super::format::Bad::unless_same("origin", u64::from(header.origin != self.origin), 0)
+            });
+        same.map_err(|bad| self.segment.damage(0, before.next, bad))
+    }
+}
+
+fn record<'a>(found: &Found, payload: &'a [u8]) -> Record<'a> {
+    let head = &found.head;
+    Record {
+        seq: head.seq,
+        producer: head.producer,
+        index: head.index,
+        kind: head.kind(),
+        address: head.address(),
+        payload,
+        payload_digest: head.content(),
+        digest: Digest(found.at.digest),
+        is_void: head.flags & VOID != 0,
+        is_hello: head.flags & HEARD_HELLO != 0,
+    }
+}

@@ -1,0 +1,686 @@
+//! [`Writer`]: records into segments.
+//!
+//! ```text
+//! begin    NNN.new: reserved, header, synced ─▶ named NNN.seg ─▶ directory synced
+//! commit   records behind the last one, in one write for many; behind a sync a mark that says how far it went
+//! sync     what is written stays: it is acknowledged as durable after that, never before
+//! seal     synced; places and footer, cut to length, synced; then the next one begins
+//! mend     NNN.new: the records that had been written, read back and checked, with places and footer, synced
+//!          ─▶ named NNN.seg, in the place of what failed ─▶ directory synced; then the next one begins
+//! ```
+//!
+//! **One way back.** After any error of the file system the unsealed segment is *mended*: written anew, and sealed; at the
+//! start the last one is, for nothing says that the footer of one that was sealed had been synced. A sync that failed may have dropped what it was to keep and says all is well when it
+//! is asked again, also in another process; so what such a file has is never believed to be on the disk, only what has
+//! been written into another one. What a batch has that failed is not acknowledged, is still staged, and comes next.
+
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::JournalError;
+use super::disk::{Disk, DiskFile};
+use super::error::ReplayError;
+use super::format::{
+    ALIGN, FOOTER_BYTES, Footer, Head, Header, MARK_BYTES, Origin, PLACE_BYTES, Place, Point, STRIDE,
+    encode_mark,
+};
+use super::segment::{self, Cut, NEW_SUFFIX, SUFFIX, Segment, path_of};
+use super::world::World;
+use crate::crash_point;
+use crate::fold::Corrupt;
+use crate::payload;
+use crate::region::map::{Map, WordMap, WordsAt};
+
+/// Payloads up to this are copied beside their heads: a piece of its own costs the kernel as much as copying so many bytes.
+pub(super) const COPIED: usize = 1 << 10;
+/// What is written at once, about; the last record may be longer.
+const BATCH_BYTES: u64 = 1 << 20;
+/// And how many records.
+const BATCH_RECORDS: usize = 4096;
+const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
+
+/// Where the bytes of a payload are until they are written.
+#[derive(Clone, Debug)]
+pub(super) enum Payload<'a> {
+    /// Here: they are copied.
+    Here(&'a [u8]),
+    /// Elsewhere.
+    Lent(Lent),
+}
+
+/// Where bytes lie that are written straight from there.
+#[derive(Clone, Debug)]
+pub(super) enum Lent {
+    /// In a region's mapping, where a gate keeps them.
+    Words(WordsAt),
+    /// In a mapping of their own, kept until they are written, of a region's file, where a gate keeps them.
+    Mapped(Arc<WordMap>),
+}
+
+impl Lent {
+    fn bytes<'a>(&'a self, map: Option<&'a Map>, len: usize) -> &'a [u8] {
+        match self {
+            Lent::Words(at) => map.map_or(&[][..], |map| payload::read(map.words(*at), len)),
+            Lent::Mapped(words) => payload::read(words.words(), len),
+        }
+    }
+}
+
+/// A record that is to be written.
+#[derive(Debug)]
+struct Staged {
+    /// The point at which it stands.
+    at: Point,
+    /// Where its head is in the arena, followed by its payload and its padding if they are copied.
+    head: usize,
+    what: Head,
+    lent: Option<Lent>,
+}
+
+impl Staged {
+    /// Where its payload is in the arena, or would be.
+    fn payload(&self) -> usize {
+        self.head + self.what.head_bytes()
+    }
+
+    /// Its bytes that are not in the arena.
+    fn lent<'a>(&'a self, map: Option<&'a Map>) -> Option<&'a [u8]> {
+        self.lent.as_ref().map(|lent| lent.bytes(map, self.what.len() as usize))
+    }
+}
+
+/// The segment that is being written.
+#[derive(Debug)]
+struct Open {
+    file: Box<dyn DiskFile>,
+    path: PathBuf,
+    header: Header,
+    seed: u32,
+    /// Where the next record begins.
+    at: u64,
+    /// Where the first one does.
+    begins: u64,
+    /// How far it is synced, and the mark that says so.
+    synced: u64,
+    marked: u64,
+    /// How long the file is, and whether it became so long after it was made: that has to be synced, too.
+    reserved: u64,
+    has_grown: bool,
+    places: Vec<Place>,
+}
+
+/// Writes records into the segments of a directory.
+#[derive(Debug)]
+pub(super) struct Writer {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    _lock: Box<dyn std::fmt::Debug + Send>,
+    origin: Origin,
+    segment_bytes: u64,
+    open: Option<Open>,
+    /// Of the next segment.
+    number: u64,
+    /// Behind what is staged, what is written, what is durable.
+    staged_to: Point,
+    written: Point,
+    durable: Point,
+    /// What is known of the order behind what is written.
+    world: World,
+    arena: Vec<u8>,
+    staged: Vec<Staged>,
+    staged_bytes: u64,
+    /// The file system failed since the segment was begun.
+    is_suspect: bool,
+    /// Segments that were written anew.
+    mended: u64,
+    syncs: u64,
+}
+
+/// How a directory's journal ends.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) point: Point,
+    /// What was cut off there.
+    pub(super) cut: Option<Cut>,
+    /// What is known of the order there.
+    pub(super) world: World,
+}
+
+/// A directory that is locked, and whose journal, if it has one, is sealed.
+#[derive(Debug)]
+pub(super) struct Shelf {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    lock: Box<dyn std::fmt::Debug + Send>,
+    origin: Option<Origin>,
+    /// Of the next segment.
+    number: u64,
+    pub(super) ending: Option<Ending>,
+}
+
+fn io_error<'p>(path: &'p Path, what: &'static str) -> impl Fn(io::Error) -> JournalError + use<'p> {
+    move |source| JournalError::Io { path: path.into(), what, source }
+}
+
+impl Shelf {
+    /// Locks a directory, makes it if it is not there, and seals what a predecessor left. Who has it locked may be dying,
+    /// and is waited for, for so long.
+    pub(super) fn open(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        origin: Option<Origin>,
+        linger: Duration,
+    ) -> Result<Shelf, JournalError> {
+        disk.make_dir(dir).map_err(io_error(dir, "make directory"))?;
+        let until = Instant::now() + linger;
+        let lock = loop {
+            match disk.lock(dir).map_err(io_error(dir, "lock"))? {
+                Some(lock) => break lock,
+                None if Instant::now() >= until => return Err(JournalError::Busy { dir: dir.into() }),
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let mut shelf = Shelf { disk, dir: dir.into(), lock, origin, number: 0, ending: None };
+        shelf.recover()?;
+        Ok(shelf)
+    }
+
+    /// Whose journal it is, if that is known.
+    pub(super) fn origin(&self) -> Option<&Origin> {
+        self.origin.as_ref()
+    }
+
+    fn recover(&mut self) -> Result<(), JournalError> {
+        let (disk, dir) = (&*self.disk, &self.dir);
+        for name in disk.list(dir).map_err(io_error(dir, "look into"))? {
+            if segment::first_of(&name, NEW_SUFFIX).is_some() {
+                let path = dir.join(name);
+                disk.remove(&path).map_err(io_error(&path, "remove"))?;
+            }
+        }
+        let firsts = segment::list(disk, dir).map_err(io_error(dir, "look into"))?;
+        let Some(&last) = firsts.last() else { return Ok(()) };
+        let mut segment = Segment::open(disk, dir, last, false, true)?;
+        let header = segment.header;
+        let found = header.origin.uuid;
+        let expected = self.origin.get_or_insert(header.origin).uuid;
+        if found != expected {
+            return Err(JournalError::OtherRegion { dir: dir.clone(), found, expected });
+        }
+        let ending = match segment.footer {
+            Some(footer) => {
+                let world = segment.world_at(footer.end)?;
+                // Who wrote the footer may have died before its sync, or after one that failed; and others follow now.
+                let places = std::mem::take(&mut segment.places);
+                rewrite(disk, dir, &mut segment, footer.end, &footer.after, &places)?;
+                Ending { point: footer.after, cut: None, world }
+            }
+            None => {
+                let scan = segment.scan(false)?;
+                if scan.after.next != header.start.next {
+                    rewrite(disk, dir, &mut segment, scan.end, &scan.after, &scan.places)?;
+                }
+                Ending { point: scan.after, cut: scan.cut, world: scan.world }
+            }
+        };
+        self.number = follower_of(&header, &ending.point);
+        self.ending = Some(ending);
+        Ok(())
+    }
+
+    /// Begins to write at a point: that at which its journal ends, if it has one.
+    pub(super) fn begin(
+        self,
+        at: Point,
+        world: World,
+        origin: Origin,
+        segment_bytes: u64,
+    ) -> Result<Writer, JournalError> {
+        let Shelf { disk, dir, lock, number, .. } = self;
+        let mut writer = Writer {
+            disk,
+            dir,
+            _lock: lock,
+            origin,
+            segment_bytes: segment_bytes.max(MIN_SEGMENT),
+            open: None,
+            number,
+            staged_to: at,
+            written: at,
+            durable: at,
+            world,
+            arena: Vec::new(),
+            staged: Vec::new(),
+            staged_bytes: 0,
+            is_suspect: false,
+            mended: 0,
+            syncs: 0,
+        };
+        writer.ready()?;
+        Ok(writer)
+    }
+}
+
+/// The number of the segment that follows one which ends at a point. One that has nothing is replaced by it, for both
+/// begin at the same index.
+fn follower_of(header: &Header, end: &Point) -> u64 {
+    header.number + u64::from(end.next != header.start.next)
+}
+
+/// The smallest segment: it has room for a few records.
+pub(super) const MIN_SEGMENT: u64 = 4 << 10;
+
+/// Writes a segment anew, up to an offset, and seals it.
+fn rewrite(
+    disk: &dyn Disk,
+    dir: &Path,
+    old: &mut Segment,
+    end: u64,
+    after: &Point,
+    places: &[Place],
+) -> Result<(), JournalError> {
+    let first = old.header.start.next;
+    let (new, path) = (path_of(dir, first, NEW_SUFFIX), path_of(dir, first, SUFFIX));
+    let file = disk.create(&new).map_err(io_error(&new, "create"))?;
+    let footer = Footer::encode(end, after, places, old.seed());
+    file.reserve(end + footer.len() as u64).map_err(io_error(&new, "reserve"))?;
+    crash_point!("journal.mending");
+    let mut at = 0;
+    old.copy(0, end, |bytes| {
+        write_all(&*file, &mut [IoSlice::new(bytes)], at).map_err(io_error(&new, "write"))?;
+        at += bytes.len() as u64;
+        Ok(())
+    })?;
+    write_all(&*file, &mut [IoSlice::new(&footer)], end).map_err(io_error(&new, "write"))?;
+    crash_point!("journal.mended");
+    publish(disk, dir, &*file, &new, &path)
+}
+
+/// Gives a file that is complete its name, for good.
+fn publish(
+    disk: &dyn Disk,
+    dir: &Path,
+    file: &dyn DiskFile,
+    new: &Path,
+    path: &Path,
+) -> Result<(), JournalError> {
+    file.sync(true).map_err(io_error(new, "sync"))?;
+    crash_point!("journal.complete");
+    disk.rename(new, path).map_err(io_error(path, "name"))?;
+    crash_point!("journal.named");
+    disk.sync_dir(dir).map_err(io_error(dir, "sync directory"))?;
+    crash_point!("journal.begun");
+    Ok(())
+}
+
+/// Writes all of several pieces at an offset.
+fn write_all(file: &dyn DiskFile, mut pieces: &mut [IoSlice<'_>], mut at: u64) -> io::Result<()> {
+    IoSlice::advance_slices(&mut pieces, 0);
+    while !pieces.is_empty() {
+        match file.write_at(pieces, at) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => {
+                at += written as u64;
+                IoSlice::advance_slices(&mut pieces, written);
+                crash_point!("journal.part");
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Writer {
+    /// Behind all that is staged.
+    pub(super) fn staged_to(&self) -> &Point {
+        &self.staged_to
+    }
+
+    /// Behind all that is written.
+    pub(super) fn written(&self) -> &Point {
+        &self.written
+    }
+
+    /// Behind all that is known to stay.
+    pub(super) fn durable(&self) -> &Point {
+        &self.durable
+    }
+
+    /// How many segments were written anew since it began.
+    pub(super) fn mended(&self) -> u64 {
+        self.mended
+    }
+
+    /// How often it has synced what had been written.
+    pub(super) fn syncs(&self) -> u64 {
+        self.syncs
+    }
+
+    /// Whether one more record belongs into what is written at once.
+    pub(super) fn has_room(&self) -> bool {
+        self.staged.len() < BATCH_RECORDS && self.staged_bytes < BATCH_BYTES
+    }
+
+    /// Whether a record fits into the segment. One that has none yet takes any, and becomes as long as it must.
+    pub(super) fn fits(&self, head: &Head) -> bool {
+        let Some(open) = &self.open else { return true };
+        let at = open.at + self.staged_bytes;
+        let places = (at / STRIDE + 2) * PLACE_BYTES as u64;
+        let beside = MARK_BYTES as u64 + places + FOOTER_BYTES as u64;
+        at == open.begins || at + head.bytes() + beside <= open.header.reserved
+    }
+
+    /// Takes a record, the next one, to be written with others.
+    pub(super) fn stage(&mut self, head: &Head, payload: Payload<'_>) {
+        let at = self.staged_to;
+        debug_assert_eq!(at.next, head.seq);
+        let place = self.arena.len();
+        head.encode(&mut self.arena);
+        let (lent, bytes) = match payload {
+            Payload::Here(bytes) => {
+                self.arena.extend_from_slice(bytes);
+                self.arena.resize(place + head.bytes() as usize, 0);
+                (None, bytes)
+            }
+            Payload::Lent(lent) => (Some(lent), &[][..]),
+        };
+        self.staged.push(Staged { at, head: place, what: *head, lent });
+        self.staged_bytes += head.bytes();
+        self.staged_to = at.after(head, bytes, self.origin.digest_of);
+    }
+
+    /// Writes all that is staged; with `sync` it is durable after that. After an error it is still staged.
+    pub(super) fn commit(&mut self, map: Option<&Map>, sync: bool) -> Result<(), JournalError> {
+        self.ready()?;
+        if self.staged.is_empty() {
+            return if sync { self.sync() } else { Ok(()) };
+        }
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let mark = (open.synced > open.marked).then(|| encode_mark(&self.written, open.synced, open.seed));
+        let mark = mark.as_ref().map_or(&[][..], |mark| mark);
+        let end = open.at + mark.len() as u64 + self.staged_bytes;
+        if end > open.reserved {
+            open.has_grown = true;
+            if let Err(error) = open.file.reserve(end) {
+                self.is_suspect = true;
+                return Err(io_error(&open.path, "reserve")(error));
+            }
+            open.reserved = end;
+        }
+        for record in &self.staged {
+            seal_record(&mut self.arena, record, open.seed, map);
+        }
+        self.staged.iter().try_for_each(check_mapping)?;
+        let mut pieces = pieces(mark, &self.arena, &self.staged, map);
+        let result = write_all(&*open.file, &mut pieces, open.at);
+        drop(pieces);
+        crash_point!("journal.written");
+        if let Err(error) = result {
+            self.is_suspect = true;
+            return Err(io_error(&open.path, "write")(error));
+        }
+        if sync {
+            // Before anything counts as written: what fails here is written again, from where it is now.
+            let result = sync_file(open);
+            self.syncs += 1;
+            if let Err(error) = result {
+                self.is_suspect = true;
+                return Err(error);
+            }
+        }
+        if !mark.is_empty() {
+            open.marked = open.synced;
+        }
+        note_places(open, &self.staged, open.at + mark.len() as u64);
+        open.at = end;
+        self.written = self.staged_to;
+        for record in &self.staged {
+            let payload = if World::reads(&record.what) && record.lent.is_none() {
+                &self.arena[record.payload()..record.payload() + record.what.len() as usize]
+            } else {
+                &[]
+            };
+            // What does not go on is for `verify` to tell: the order is what it is.
+            let _ = self.world.pass(&record.what, payload);
+        }
+        if sync {
+            open.synced = end;
+            self.durable = self.written;
+        }
+        self.staged.clear();
+        self.arena.clear();
+        self.staged_bytes = 0;
+        Ok(())
+    }
+
+    /// All that is written is durable after this.
+    pub(super) fn sync(&mut self) -> Result<(), JournalError> {
+        self.ready()?;
+        let Some(open) = &mut self.open else { return Ok(()) };
+        if open.synced < open.at {
+            let result = sync_file(open);
+            self.syncs += 1;
+            if let Err(error) = result {
+                self.is_suspect = true;
+                return Err(error);
+            }
+            open.synced = open.at;
+        }
+        self.durable = self.written;
+        Ok(())
+    }
+
+    /// Seals the segment, and begins the next one. Nothing is staged.
+    pub(super) fn rotate(&mut self) -> Result<(), JournalError> {
+        self.seal()?;
+        self.ready()
+    }
+
+    /// Seals the segment, also one that has nothing: after that all that is written is durable.
+    pub(super) fn seal(&mut self) -> Result<(), JournalError> {
+        debug_assert!(self.staged.is_empty());
+        self.ready()?;
+        // A footer vouches for all before it: that has to be there first.
+        self.sync()?;
+        let Some(open) = self.open.as_ref().filter(|open| open.at > open.begins) else {
+            return Ok(());
+        };
+        let sealed = seal_file(open, &self.written);
+        self.syncs += 1;
+        if let Err(error) = sealed {
+            self.is_suspect = true;
+            return Err(error);
+        }
+        self.durable = self.written;
+        self.number = follower_of(&open.header, &self.written);
+        self.open = None;
+        Ok(())
+    }
+
+    /// Sees to it that there is a segment to write into, whatever came before.
+    fn ready(&mut self) -> Result<(), JournalError> {
+        if self.is_suspect {
+            self.mend()?;
+        }
+        if self.open.is_none() {
+            self.open = Some(self.begin_segment()?);
+        }
+        Ok(())
+    }
+
+    /// Writes what had been written of the segment once more, into another file.
+    fn mend(&mut self) -> Result<(), JournalError> {
+        if let Some(open) = &self.open {
+            self.number = open.header.number;
+            if open.at > open.begins {
+                let mut old = Segment::open(&*self.disk, &self.dir, open.header.start.next, false, true)?;
+                read_back(&mut old, open, &self.written)?;
+                rewrite(&*self.disk, &self.dir, &mut old, open.at, &self.written, &open.places)?;
+                self.number += 1;
+            }
+        }
+        self.open = None;
+        self.durable = self.written;
+        self.is_suspect = false;
+        self.mended += 1;
+        Ok(())
+    }
+
+    fn begin_segment(&self) -> Result<Open, JournalError> {
+        let (disk, dir) = (&*self.disk, &self.dir);
+        let header = Header {
+            origin: self.origin,
+            start: self.written,
+            number: self.number,
+            nonce: nonce(),
+            reserved: self.segment_bytes,
+            created: now(),
+        };
+        let bytes = header.encode();
+        let (_, seed) = Header::decode(&bytes).unwrap_or((header, 0));
+        let beginning = [&bytes[..], &self.world.encode(seed)].concat();
+        let reserved = header.reserved.max(beginning.len() as u64);
+        let first = header.start.next;
+        let (new, path) = (path_of(dir, first, NEW_SUFFIX), path_of(dir, first, SUFFIX));
+        let file = disk.create(&new).map_err(io_error(&new, "create"))?;
+        let made = make_segment(disk, dir, &*file, reserved, &beginning, &new, &path);
+        if made.is_err() {
+            // Its room is wanted; if this fails as well, who begins next does it.
+            let _ = disk.remove(&new);
+        }
+        made?;
+        let (begins, has_grown, places) = (beginning.len() as u64, false, Vec::new());
+        let (at, synced, marked) = (begins, begins, begins);
+        Ok(Open { file, path, header, seed, at, begins, synced, marked, reserved, has_grown, places })
+    }
+}
+
+fn make_segment(
+    disk: &dyn Disk,
+    dir: &Path,
+    file: &dyn DiskFile,
+    reserved: u64,
+    beginning: &[u8],
+    new: &Path,
+    path: &Path,
+) -> Result<(), JournalError> {
+    file.reserve(reserved).map_err(io_error(new, "reserve"))?;
+    crash_point!("journal.reserved");
+    write_all(file, &mut [IoSlice::new(beginning)], 0).map_err(io_error(new, "write"))?;
+    crash_point!("journal.header");
+    publish(disk, dir, file, new, path)
+}
+
+/// Whether all that had been written of a segment can be read.
+fn read_back(old: &mut Segment, open: &Open, written: &Point) -> Result<(), JournalError> {
+    let (mut offset, mut at) = old.beginning();
+    let vanished =
+        |from: &Point| JournalError::Vanished { path: open.path.clone(), from: from.next, to: written.next };
+    loop {
+        match old.next(offset, at, open.at) {
+            Ok(Some(found)) => {
+                offset = found.end();
+                at = found.after;
+            }
+            Ok(None) if at == *written => return Ok(()),
+            Ok(None) | Err(ReplayError::Damaged(_)) => return Err(vanished(&at)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn sync_file(open: &Open) -> Result<(), JournalError> {
+    open.file.sync(open.has_grown).map_err(io_error(&open.path, "sync"))?;
+    // What nobody can find any more is not there after the next start.
+    let is_named = open.file.is_named().map_err(io_error(&open.path, "look at"))?;
+    if !is_named {
+        return Err(io_error(&open.path, "find")(io::ErrorKind::NotFound.into()));
+    }
+    crash_point!("journal.synced");
+    Ok(())
+}
+
+fn seal_file(open: &Open, after: &Point) -> Result<(), JournalError> {
+    let footer = Footer::encode(open.at, after, &open.places, open.seed);
+    let failed = |what| io_error(&open.path, what);
+    write_all(&*open.file, &mut [IoSlice::new(&footer)], open.at).map_err(failed("seal"))?;
+    crash_point!("journal.footer");
+    open.file.set_len(open.at + footer.len() as u64).map_err(failed("cut"))?;
+    crash_point!("journal.cut");
+    open.file.sync(true).map_err(failed("sync"))?;
+    crash_point!("journal.sealed");
+    let is_named = open.file.is_named().map_err(failed("look at"))?;
+    if is_named { Ok(()) } else { Err(failed("find")(io::ErrorKind::NotFound.into())) }
+}
+
+/// Stores a staged record's checksum.
+fn seal_record(arena: &mut [u8], record: &Staged, seed: u32, map: Option<&Map>) {
+    let from = record.head + 4;
+    let crc = match record.lent(map) {
+        None => crc32c::crc32c_append(seed, &arena[from..record.head + record.what.bytes() as usize]),
+        Some(payload) => {
+            let crc = crc32c::crc32c_append(seed, &arena[from..record.payload()]);
+            let crc = crc32c::crc32c_append(crc, payload);
+            crc32c::crc32c_append(crc, padding(&record.what))
+        }
+    };
+    arena[record.head..from].copy_from_slice(&crc.to_le_bytes());
+}
+
+/// Whether what a record has in a mapping of its own was there when its checksum was taken.
+fn check_mapping(record: &Staged) -> Result<(), JournalError> {
+    let Some(Lent::Mapped(words)) = &record.lent else { return Ok(()) };
+    let (seq, field, expected) = (record.what.seq, "bytes of a spilled payload", record.what.len());
+    words.hit().map_or(Ok(()), |_| Err(Corrupt { seq, field, found: 0, expected }.into()))
+}
+
+fn padding(head: &Head) -> &'static [u8] {
+    &PADDING[..head.padding()]
+}
+
+/// All bytes of a batch: what is copied in pieces as long as can be, what is lent where it lies.
+fn pieces<'a>(
+    mark: &'a [u8],
+    arena: &'a [u8],
+    staged: &'a [Staged],
+    map: Option<&'a Map>,
+) -> Vec<IoSlice<'a>> {
+    let mut pieces = vec![IoSlice::new(mark)];
+    let mut from = 0;
+    for record in staged {
+        if let Some(payload) = record.lent(map) {
+            pieces.push(IoSlice::new(&arena[from..record.payload()]));
+            pieces.push(IoSlice::new(payload));
+            pieces.push(IoSlice::new(padding(&record.what)));
+            from = record.payload();
+        }
+    }
+    pieces.push(IoSlice::new(&arena[from..]));
+    pieces
+}
+
+/// Keeps the places of some of the records that were written from an offset on.
+fn note_places(open: &mut Open, staged: &[Staged], mut offset: u64) {
+    let mut next = open.places.last().map_or(0, |place| place.offset + STRIDE);
+    for record in staged {
+        if offset >= next {
+            open.places.push(Place { point: record.at, offset });
+            next = offset + STRIDE;
+        }
+        offset += record.what.bytes();
+    }
+}
+
+/// A number that no other segment has had, as far as a clock and addresses go.
+fn nonce() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(now())
+}
+
+fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
