@@ -99,7 +99,8 @@ struct Places {
 impl Places {
     fn find(region: &Region, lane_cells: usize) -> Result<Places> {
         let inspection = inspect(region.path())?;
-        let producers = inspection.identity.context("a region with a header")?.geometry.producers as usize;
+        let identity = inspection.identity.context("a region with a header")?;
+        let producers = identity.geometry.producers as usize;
         let section = |name| {
             let found = inspection.sections.iter().find(|section| section.name == name);
             let found = found.with_context(|| format!("a section {name}"))?;
@@ -119,7 +120,8 @@ impl Places {
             lanes,
             cells,
             workers: section("workers")?,
-            total: inspection.file_bytes as usize,
+            // The file may be longer: spills lie behind.
+            total: identity.file_bytes as usize,
         })
     }
 
