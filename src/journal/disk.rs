@@ -5,9 +5,9 @@
 
 use std::ffi::OsString;
 use std::fmt::Debug;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use crate::sys;
@@ -64,6 +64,13 @@ pub(crate) struct Local;
 
 const LOCK: &str = "lock";
 
+/// How files are made: for their owner alone, whatever the umask allows others.
+fn new_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).mode(0o600);
+    options
+}
+
 impl Disk for Local {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         if dir.is_dir() {
@@ -76,14 +83,15 @@ impl Disk for Local {
         };
         // Each name on the way has to stay, too, not the last one alone.
         self.make_dir(parent)?;
-        match fs::create_dir(dir) {
+        // What is in it is for who may read the region: by default that is its owner alone.
+        match DirBuilder::new().mode(0o700).create(dir) {
             Err(error) if !dir.is_dir() => Err(error),
             _ => self.sync_dir(parent),
         }
     }
 
     fn lock(&self, dir: &Path) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(dir.join(LOCK))?;
+        let file = new_file().truncate(false).open(dir.join(LOCK))?;
         Ok(if sys::try_lock(&file, 0)? { Some(Box::new(file)) } else { None })
     }
 
@@ -96,7 +104,7 @@ impl Disk for Local {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+        let file = new_file().truncate(true).open(path)?;
         Ok(Box::new(file))
     }
 

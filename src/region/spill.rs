@@ -155,7 +155,8 @@ impl Spilling {
             // Whoever asks how much there is finds what this got of it.
             drop(spilling);
             return Err(match error.raw_os_error() {
-                Some(libc::ENOSPC | libc::EFBIG | libc::ENOMEM | libc::EDQUOT) => None,
+                Some(libc::ENOSPC | libc::ENOMEM | libc::EDQUOT) => None,
+                // A limit to the length of files, of the process or the file system, is not a lack of room.
                 _ => Some(failed("reserve", &error)),
             });
         }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,9 @@ fn what_was_submitted_is_replayed() {
     await_durable(&region);
     let text = run(&["stat", &region]).with(0).out;
     assert!(text.contains("journal: journal pid"), "{text}");
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let files = fs::read_dir(&dir).unwrap().map(|entry| mode(&entry.unwrap().path())).collect::<Vec<_>>();
+    assert!(mode(Path::new(&dir)) == 0o700 && files.iter().all(|&mode| mode == 0o600), "{files:?}");
     // Also while it is being written.
     assert_eq!(run(&["replay", &dir]).with(0).out, lines);
     run(&["journal", "verify", &dir]).with(0);

@@ -334,7 +334,7 @@ fn a_limit_to_the_length_of_files_is_an_error_and_no_signal() {
     let said = command.output().unwrap();
     let text = String::from_utf8(said.stderr).unwrap();
     assert_eq!(said.status.code(), Some(2), "{text}");
-    assert!(text.contains("no room for a payload of"), "{text}");
+    assert!(text.contains("reserve") && text.contains("File too large"), "{text}");
     assert_eq!(taken(&region), 0);
     sequencer.stop().unwrap();
 }

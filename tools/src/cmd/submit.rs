@@ -41,7 +41,7 @@ With --resume it can be started again after it was killed, with the same name an
 first line that is not in the order. The region remembers how far a name came until its lane is given to another
 name, which happens only where there are more names than lanes.
 
-Exit code: 0 when all lines are in the order, 1 when the order was closed before, 2 when it could not run.";
+Exit code: 0 when all lines are in the order, 1 when the order was closed while it ran, 2 when it could not run.";
 
 /// Submit each line of a file as a command.
 ///
