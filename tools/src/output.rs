@@ -1,7 +1,9 @@
 //! What the commands report, rendered as text for people or as JSON for programs.
 
 use std::fmt;
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -30,6 +32,16 @@ fn render(out: &mut dyn Write, report: &impl Report, json: bool) -> Result<()> {
         report.text(out)?;
     }
     Ok(out.flush()?)
+}
+
+/// Where what was asked for is written: a new file, or standard output for `-`.
+pub(crate) fn sink(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
+    let out: Box<dyn Write> = if path == Path::new("-") {
+        Box::new(io::stdout().lock())
+    } else {
+        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
+    };
+    Ok(BufWriter::with_capacity(1 << 16, out))
 }
 
 /// One line on standard error.

@@ -30,8 +30,8 @@ pub(crate) struct BenchArgs {
     /// Rounds of each channel; one more comes first and does not count.
     #[arg(long, default_value_t = 8)]
     rounds: usize,
-    /// Bytes of its own that the controller writes before each command: what a large command does to the caches of all,
-    /// for small ones.
+    /// Bytes of its own that the controller writes before each command, and each worker after it: what a large command
+    /// does to the caches of all, for small ones.
     #[arg(long, default_value_t = 0)]
     between: usize,
 }
@@ -157,7 +157,7 @@ impl Engine {
         let (mut sent, mut controller) = (Vec::new(), 0);
         for nonce in 0..count {
             std::hint::black_box(&mut *between).fill(nonce as u8);
-            let command = Command::Echo { nonce, body: body.to_owned() };
+            let command = Command::Echo { nonce, sweep: between.len(), body: body.to_owned() };
             let (at, cpu) = (clock::monotonic_ns(), clock::thread_cpu_ns());
             self.cluster.send(&mut *self.controller, &command)?;
             controller += clock::thread_cpu_ns() - cpu;

@@ -27,6 +27,8 @@ pub(crate) enum Command {
     /// Carried and noted, nothing else: to measure the channel.
     Echo {
         nonce: u64,
+        /// Bytes of its own that each worker writes then, as if the body had been so long.
+        sweep: usize,
         #[serde(with = "serde_bytes")]
         body: Vec<u8>,
     },

@@ -182,9 +182,9 @@ impl<'a> Engine<'a> {
                 let (fingerprint, commands) = (fingerprint(timely), self.commands);
                 self.replies.send(&Reply::Fingerprint { nonce, worker, fingerprint, commands });
             }
-            Command::Echo { nonce, body } => {
+            Command::Echo { nonce, sweep, body } => {
                 self.echoes.push((nonce, clock::monotonic_ns()));
-                drop(body);
+                drop((body, std::hint::black_box(vec![1_u8; sweep])));
             }
             Command::Report { nonce } => {
                 let report = Report {

@@ -1,16 +1,15 @@
 //! `seriatim replay`: what a journal has, from any index on.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use seriatim::Seq;
 use seriatim::journal::{Record, Replay, ReplayError};
 
 use crate::Outcome;
-use crate::output::complain;
+use crate::output::{self, complain};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +50,7 @@ impl Args {
         if let Some(from) = self.from {
             replay = replay.from(Seq::new(from))?;
         }
-        let mut out = open(&self.out)?;
+        let mut out = output::sink(&self.out)?;
         let to = self.to.unwrap_or(u64::MAX);
         while replay.position().get() < to {
             match replay.next() {
@@ -79,15 +78,6 @@ impl Args {
         }
         Ok(())
     }
-}
-
-fn open(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
-    let out: Box<dyn Write> = if path == Path::new("-") {
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
-    };
-    Ok(BufWriter::with_capacity(1 << 16, out))
 }
 
 #[derive(Debug, Serialize)]

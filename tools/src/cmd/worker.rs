@@ -1,8 +1,7 @@
 //! `seriatim worker`: a worker that prints what it receives.
 
-use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -87,7 +86,7 @@ impl Args {
         let stop = Stop::install()?;
         let region = open::to_attach(&self.path, self.lock)?;
         let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
-        let out = open(&self.out)?;
+        let out = output::sink(&self.out)?;
         let policy = match self.kill_after {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
@@ -130,15 +129,6 @@ impl Args {
         }
         Ok(Outcome::Done)
     }
-}
-
-fn open(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
-    let out: Box<dyn Write> = if path == Path::new("-") {
-        Box::new(io::stdout().lock())
-    } else {
-        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
-    };
-    Ok(BufWriter::with_capacity(1 << 16, out))
 }
 
 struct Printer {
