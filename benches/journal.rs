@@ -1,6 +1,6 @@
-//! What does a journal make of a disk? Where it does not sync: the same bytes, written plainly and in sequence, into files
-//! of the same size, reserved and synced at their ends as its segments are. Where it does: 64 producers that each wait until
-//! their command is durable, against one write and one sync for each command.
+//! What does a journal make of a disk? Where it does not sync: the same bytes, written plainly and in sequence, or copied
+//! into a mapping, into files of the same size, reserved and synced at their ends as its segments are. Where it does: 64
+//! producers that each wait until their command is durable, against one write and one sync for each command.
 //!
 //! The directory is on the disk of `TMPDIR`. Journal and plain take turns; of each the median of several is told.
 
@@ -13,10 +13,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use seriatim::journal::{Journal, JournalOptions, SyncPolicy, verify};
-use seriatim::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+use seriatim::{Config, Producer, Region, Sequencer, SequencerConfig};
 
-const SIZES: [(&str, usize); 4] =
-    [("32 B", 32), ("1 KiB", 1 << 10), ("16 KiB", 16 << 10), ("256 KiB", 256 << 10)];
+const SIZES: [(&str, usize); 6] = [
+    ("32 B", 32),
+    ("256 B", 256),
+    ("1 KiB", 1 << 10),
+    ("4 KiB", 4 << 10),
+    ("16 KiB", 16 << 10),
+    ("256 KiB", 256 << 10),
+];
 const SEGMENT: u64 = 64 << 20;
 const WAITING: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -25,12 +31,15 @@ fn main() {
     // Without it this is a check: a little of each.
     let measured = std::env::args().any(|arg| arg == "--bench");
     let (bytes, times, rounds) = if measured { (384 << 20, 5, 200) } else { (1 << 20, 1, 2) };
-    println!("{:>10}{:>14}{:>14}{:>8}", "off", "journal MB/s", "plain MB/s", "ratio");
+    println!(
+        "{:>10}{:>14}{:>14}{:>8}{:>14}{:>8}",
+        "off", "journal MB/s", "written MB/s", "ratio", "mapped MB/s", "ratio"
+    );
     for (name, size) in SIZES {
-        let mut both: Vec<(f64, f64)> = (0..times).map(|_| off(size, bytes)).collect();
-        let (journal, plain) = (median(&mut both, |b| b.0), median(&mut both, |b| b.1));
-        let ratio = median(&mut both, |b| b.0 / b.1);
-        println!("{name:>10}{journal:>14.0}{plain:>14.0}{ratio:>8.2}");
+        let mut all: Vec<[f64; 3]> = (0..times).map(|_| off(size, bytes)).collect();
+        let [journal, plain, mapped] = [0, 1, 2].map(|which| median(&mut all, |m| m[which]));
+        let [to_plain, to_mapped] = [1, 2].map(|which| median(&mut all, |m| m[0] / m[which]));
+        println!("{name:>10}{journal:>14.0}{plain:>14.0}{to_plain:>8.2}{mapped:>14.0}{to_mapped:>8.2}");
     }
     let mut both: Vec<_> =
         (0..times).map(|_| (group(rounds), alone(if measured { 400 } else { 4 }))).collect();
@@ -46,8 +55,8 @@ fn median<T>(all: &mut [T], value: impl Fn(&T) -> f64) -> f64 {
     value(&all[all.len() / 2])
 }
 
-/// Megabytes of file a second, of a journal and of plain writing.
-fn off(size: usize, bytes: u64) -> (f64, f64) {
+/// Megabytes of file a second, of a journal, of plain writing, and of copying into mappings.
+fn off(size: usize, bytes: u64) -> [f64; 3] {
     let dir = tempfile::tempdir().expect("a directory");
     let at = dir.path().join("journal");
     let config = Config::new().lane_bytes(16 << 20);
@@ -82,28 +91,40 @@ fn off(size: usize, bytes: u64) -> (f64, f64) {
     let written: u64 = std::fs::read_dir(&at).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();
     assert!(verify(&at).expect("a journal").is_sound());
     std::fs::remove_dir_all(&at).unwrap();
-    let plain = plainly(dir.path(), written);
-    (written as f64 / seconds / 1e6, written as f64 / plain / 1e6)
+    let buffer = vec![7; 1 << 20];
+    let plain = plainly(dir.path(), written, |file, len| {
+        in_pieces(len, buffer.len(), |at, piece| file.write_all_at(&buffer[..piece], at as u64).unwrap());
+    });
+    let mapped = plainly(dir.path(), written, |file, len| {
+        // SAFETY: nobody else has the file.
+        let mut to = unsafe { memmap2::MmapMut::map_mut(file) }.unwrap();
+        in_pieces(len, buffer.len(), |at, piece| to[at..at + piece].copy_from_slice(&buffer[..piece]));
+    });
+    [seconds, plain, mapped].map(|seconds| written as f64 / seconds / 1e6)
 }
 
-/// Seconds for so many bytes.
-fn plainly(dir: &Path, bytes: u64) -> f64 {
-    let buffer = vec![7; 1 << 20];
+/// Seconds for so many bytes, in files of a segment's size that `fill` fills.
+fn plainly(dir: &Path, bytes: u64, fill: impl Fn(&File, u64)) -> f64 {
     let started = Instant::now();
     for segment in 0..bytes.div_ceil(SEGMENT) {
-        let file = File::create(dir.join(segment.to_string())).unwrap();
+        let path = dir.join(segment.to_string());
+        let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
         let len = (bytes - segment * SEGMENT).min(SEGMENT);
         reserve(&file);
-        let mut at = 0;
-        while at < len {
-            let piece = (len - at).min(buffer.len() as u64);
-            file.write_all_at(&buffer[..piece as usize], at).unwrap();
-            at += piece;
-        }
+        fill(&file, len);
         file.set_len(len).unwrap();
         file.sync_all().unwrap();
     }
     started.elapsed().as_secs_f64()
+}
+
+fn in_pieces(len: u64, most: usize, mut each: impl FnMut(usize, usize)) {
+    let mut at = 0;
+    while at < len as usize {
+        let piece = most.min(len as usize - at);
+        each(at, piece);
+        at += piece;
+    }
 }
 
 /// Reserves a segment, as the journal does.
@@ -132,15 +153,10 @@ fn group(rounds: u64) -> (f64, f64) {
         let waiting: Vec<_> = producers
             .into_iter()
             .map(|mut producer| {
-                let region = &region;
                 scope.spawn(move || {
                     for _ in 0..rounds {
                         let index = producer.submit(0, &[7; 32]).expect("an open order");
-                        let found = producer.wait_sequenced(index).expect("an open order");
-                        // What was long ago the journal has let go, and so made durable.
-                        if let Sequenced::At(seq) = found {
-                            region.wait_durable(seq, Instant::now() + PATIENCE).expect("a journal");
-                        }
+                        producer.wait_durable(index, Instant::now() + PATIENCE).expect("a journal");
                     }
                 })
             })

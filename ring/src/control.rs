@@ -641,6 +641,8 @@ pub struct Bells {
     pub workers: Bell,
     /// Producers sleep on this, and parties that attach.
     pub producers: Bell,
+    /// Who waits until a command is on the disk sleeps on this.
+    pub durable: Bell,
     requests: Padded<AtomicU32>,
     wanted: Padded<AtomicU32>,
 }
@@ -653,6 +655,7 @@ impl Bells {
             sequencer: Bell::new(),
             workers: Bell::new(),
             producers: Bell::new(),
+            durable: Bell::new(),
             requests: Padded(AtomicU32::new(0)),
             wanted: Padded(AtomicU32::new(0)),
         }
@@ -718,7 +721,7 @@ const _: () = {
     assert!(size_of::<LaneEntry>() == 128 && size_of::<MemberEntry>() == 256);
     assert!(size_of::<WorkerPage>() == 3 * 4096 && size_of::<LanePage>() == 4096);
     assert!(size_of::<Padded<Party>>() == 128);
-    assert!(size_of::<Control>() == 5 * 128 && size_of::<Bells>() == 8 * 128);
+    assert!(size_of::<Control>() == 5 * 128 && size_of::<Bells>() == 10 * 128);
 };
 
 #[cfg(all(test, not(loom)))]

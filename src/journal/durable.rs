@@ -1,25 +1,27 @@
-//! Who waits until a command is on the disk: [`Region::wait_durable`].
+//! Who waits until a command is on the disk: [`Region::wait_durable`], and the same of a producer's own.
 //!
-//! As for a barrier, who waits looks and sleeps; nobody does anything for it.
+//! Who waits sleeps on a bell of its own kind, at once, for a disk takes longer than any spinning is worth. The journal rings
+//! it when it has synced, and wakes a few, each of whom wakes a few more: what is due next does not wait for that.
 
 use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::sync::Ordering;
+use seriatim_ring::control::NO_JOURNAL;
+use seriatim_ring::sync::{AtomicU64, Ordering};
+use seriatim_ring::wake::FOR_WORK;
 
 use super::keeper::SyncPolicy;
 use crate::liveness::Role;
 use crate::name::Name;
+use crate::producer::WaitError;
 use crate::region::Region;
 use crate::region::file::{RegionLost, Vigil};
-use crate::sys;
+use crate::{sys, wait};
 
-/// The first sleep between two looks.
-const SHORT: Duration = Duration::from_micros(20);
-/// The longest.
-const LONG: Duration = Duration::from_millis(1);
+/// How long who cannot be woken sleeps between two looks.
+const PAUSE: Duration = Duration::from_micros(500);
 
 /// What a region says of its journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,9 +86,19 @@ pub enum DurableError {
         /// The index.
         seq: Seq,
     },
+    /// It has no place in the order, and will not get one, or had none until the deadline.
+    #[error(transparent)]
+    NotSequenced(#[from] WaitError),
     /// There is no region to go on with.
     #[error(transparent)]
     Lost(#[from] RegionLost),
+}
+
+/// How far a journal is that makes commands durable.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cursors {
+    pub(crate) durable: Seq,
+    pub(crate) written: Seq,
 }
 
 impl Region {
@@ -96,11 +108,10 @@ impl Region {
         let (members, pages) = (self.map().members(), self.map().worker_pages());
         let all = (0..).zip(members.iter().zip(pages));
         let journals = all.filter(|(_, (member, page))| {
-            member.is_live()
-                && page.journal.role.load(Ordering::Relaxed) != seriatim_ring::control::NO_JOURNAL
+            member.is_live() && page.journal.role.load(Ordering::Relaxed) != NO_JOURNAL
         });
         let status = journals.map(|(slot, (member, page))| {
-            let load = |word: &seriatim_ring::sync::AtomicU64| word.load(Ordering::Relaxed);
+            let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
             let words = &page.journal;
             let failing = Some(load(&words.failing_ns)).filter(|&ns| ns > 0);
             JournalStatus {
@@ -119,7 +130,8 @@ impl Region {
     }
 
     /// Waits until the command at an index is on the disk, for good: written by the [journal](crate::journal::Journal)
-    /// and synced, so that it is there after any death and any loss of power.
+    /// and synced, so that it is there after any death and any loss of power. A producer waits for its own commands with
+    /// [`Producer::wait_durable`](crate::Producer::wait_durable).
     ///
     /// Three cursors of a region are before an index in turn: *published*, it is in the order and each worker gets it;
     /// *durable*, it is on the disk; [*applied*](Self::wait_applied), all workers have passed it. The last two are in no
@@ -129,22 +141,53 @@ impl Region {
     /// [`DurableError::Late`] at the deadline; at once if no journal gates the region, or it does not sync.
     pub fn wait_durable(&self, seq: Seq, at: Instant) -> Result<(), DurableError> {
         self.check()?;
-        let (mut pause, mut vigil) = (SHORT, Vigil::default());
+        let mut vigil = Vigil::default();
         loop {
-            let journal = self.journal().ok_or(DurableError::NoJournal { seq })?;
-            if journal.sync == SyncPolicy::Off {
-                return Err(DurableError::NotSynced { seq });
-            }
-            if journal.durable > seq {
+            if self.durable_cursors(seq)?.durable > seq {
                 return Ok(());
             }
-            let now = Instant::now();
-            if now >= at {
-                return Err(DurableError::Late { seq, journal });
+            if Instant::now() >= at {
+                return Err(self.not_durable(seq));
             }
-            vigil.glance(self)?;
-            thread::sleep(pause.min(at - now));
-            pause = (pause * 2).min(LONG);
+            if !self.sleep_for_disk(at, || self.is_durable(seq)) {
+                vigil.glance(self)?;
+            }
         }
+    }
+
+    /// How far the journal is that is to make an index durable.
+    pub(crate) fn durable_cursors(&self, seq: Seq) -> Result<Cursors, DurableError> {
+        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let (members, pages) = (self.map().members(), self.map().worker_pages());
+        let journals = members.iter().zip(pages).filter(|(member, page)| {
+            // What was a journal's once is looked at first: most pages never were, and all have a member's entry.
+            load(&page.journal.role) != NO_JOURNAL && member.is_live()
+        });
+        let words = journals.map(|(_, page)| &page.journal).max_by_key(|words| load(&words.durable));
+        let words = words.ok_or(DurableError::NoJournal { seq })?;
+        if SyncPolicy::of_code(load(&words.sync)) == SyncPolicy::Off {
+            return Err(DurableError::NotSynced { seq });
+        }
+        Ok(Cursors { durable: Seq::new(load(&words.durable)), written: Seq::new(load(&words.written)) })
+    }
+
+    /// Whether an index is known to be durable, or known not to become it.
+    pub(crate) fn is_durable(&self, seq: Seq) -> bool {
+        self.durable_cursors(seq).map_or(true, |cursors| cursors.durable > seq)
+    }
+
+    /// Why it is not, past the deadline.
+    pub(crate) fn not_durable(&self, seq: Seq) -> DurableError {
+        self.journal().map_or(DurableError::NoJournal { seq }, |journal| DurableError::Late { seq, journal })
+    }
+
+    /// Sleeps until the journal has synced, or `is_there`, but not for long. `false` if nobody woke it: a reason to look
+    /// whether there still is something to wait for.
+    pub(crate) fn sleep_for_disk(&self, until: Instant, is_there: impl FnMut() -> bool) -> bool {
+        if self.can_announce() {
+            return wait::sleep(&self.map().bells().durable, FOR_WORK, Some(until), is_there);
+        }
+        thread::sleep(PAUSE.min(until.saturating_duration_since(Instant::now())));
+        false
     }
 }

@@ -29,7 +29,7 @@ use seriatim_ring::pace;
 use seriatim_ring::sequencer::start_of;
 use seriatim_ring::spill::Record;
 use seriatim_ring::sync::Ordering;
-use seriatim_ring::wake::{FOR_ROOM, FOR_WORK};
+use seriatim_ring::wake::{FOR_ROOM, FOR_WORK, made_true};
 
 use super::JournalError;
 use super::disk::{Disk, Local};
@@ -184,6 +184,8 @@ impl Gate {
             self.words().role.store(NO_JOURNAL, Ordering::Relaxed);
             map.worker_page(self.seat.index).party.leave(self.seat.generation, bells.requests_word());
             wait::wake_sequencer(bells, FOR_WORK);
+            // There is nothing more for them to wait for.
+            wait::wake_all(&bells.durable);
         }
     }
 }
@@ -289,6 +291,10 @@ pub struct Journal {
     /// What goes with the position behind what is staged.
     staged_past: Past,
     released: Seq,
+    /// As it was said last.
+    durable: Seq,
+    /// Some who wait for the disk may sleep on although what they wait for has come.
+    sleepers: bool,
     last_sync: Instant,
     cut: Option<Cut>,
     is_closed: bool,
@@ -377,6 +383,8 @@ impl Journal {
             on_failure: options.on_failure,
             waiting: None,
             released,
+            durable: Seq::default(),
+            sleepers: false,
             last_sync: Instant::now(),
             cut,
             is_closed: false,
@@ -439,6 +447,7 @@ impl Journal {
         if self.alarm.is_raised() {
             self.check()?;
         }
+        wait::wake_few(&self.gate.region.map().bells().durable, &mut self.sleepers);
         let before = self.writer.written().next;
         match self.write() {
             Ok(()) => self.succeed(),
@@ -530,6 +539,11 @@ impl Journal {
         words.durable.store(durable.get(), Ordering::Relaxed);
         words.syncs.store(self.writer.syncs(), Ordering::Relaxed);
         crash_point!("journal.told");
+        if durable > self.durable {
+            self.durable = durable;
+            made_true();
+            wait::tell_few(&map.bells().durable, &mut self.sleepers);
+        }
         if written > self.released && self.writer.staged_to() == self.writer.written() {
             self.released = written;
             let page = map.worker_page(self.gate.seat.index);
@@ -610,8 +624,11 @@ impl Journal {
 
     /// Sleeps until there is something to write, or to sync, but not for long.
     fn rest(&mut self) -> Result<(), JournalError> {
-        let Journal { gate, fold, vigil, last_sync, sync, writer, .. } = self;
+        let Journal { gate, fold, vigil, last_sync, sync, writer, sleepers, .. } = self;
         let (region, now) = (&gate.region, Instant::now());
+        if std::mem::take(sleepers) {
+            wait::wake_all(&region.map().bells().durable);
+        }
         let due = match *sync {
             SyncPolicy::Every(time) if writer.durable() != writer.written() => *last_sync + time,
             _ => now + TICK,

@@ -9,8 +9,8 @@ use seriatim_ring::incarnations::INITIALIZED;
 use seriatim_ring::parts::Address;
 
 use super::disk::{Disk, Local};
-use super::error::{Damage, ReplayError};
-use super::format::{HEARD_HELLO, Origin, Point, VOID};
+use super::error::ReplayError;
+use super::format::{Bad, HEARD_HELLO, Origin, Point, VOID};
 use super::segment::{self, Cut, Found, Scan, Segment, differs, path_of};
 use crate::Digest;
 use crate::event::Event;
@@ -69,7 +69,7 @@ pub(super) fn own_words(payload: &[u8]) -> Option<[u64; WORDS]> {
 }
 
 /// The records of a journal, one after the other, from an index on. A journal that is being written can be read, too: up
-/// to where it was when it was opened.
+/// to where it was when it was opened, or [looked at again](Self::refresh).
 ///
 /// Sealed segments are read in place. Opening looks at the last one alone, and seeking at the one that it leads to.
 /// Memory does not grow with what is read.
@@ -108,11 +108,28 @@ pub struct Replay {
 
 #[derive(Debug)]
 struct Last {
+    nonce: u64,
     /// Where its records end.
     offset: u64,
     after: Point,
     /// If it is not sealed.
     scan: Option<Scan>,
+}
+
+impl Last {
+    /// How a segment ends, which may have been scanned up to somewhere.
+    fn of(segment: &mut Segment, scanned: Option<Scan>, is_live: bool) -> Result<Last, ReplayError> {
+        let nonce = segment.header.nonce;
+        if let Some(footer) = segment.footer {
+            return Ok(Last { nonce, offset: footer.end, after: footer.after, scan: None });
+        }
+        let scan = match scanned {
+            // What a living journal has not come to is for a look at the whole.
+            Some(mut scan) => segment.scan_on(&mut scan, is_live, is_live).map(|()| scan)?,
+            None => segment.scan(is_live)?,
+        };
+        Ok(Last { nonce, offset: scan.end, after: scan.after, scan: Some(scan) })
+    }
 }
 
 impl Replay {
@@ -133,13 +150,7 @@ impl Replay {
             return Err(ReplayError::Empty { dir: dir.into() });
         };
         let mut segment = Segment::open(&*disk, dir, firsts[which], in_place, true)?;
-        let last = match segment.footer {
-            Some(footer) => Last { offset: footer.end, after: footer.after, scan: None },
-            None => {
-                let scan = segment.scan(is_live)?;
-                Last { offset: scan.end, after: scan.after, scan: Some(scan) }
-            }
-        };
+        let last = Last::of(&mut segment, None, is_live)?;
         let (offset, at) = segment.beginning();
         let (origin, end) = (segment.header.origin, last.offset);
         let mut replay =
@@ -169,6 +180,61 @@ impl Replay {
         }
         while self.at.next < seq && self.step()?.is_some() {}
         Ok(self)
+    }
+
+    /// Goes on into what has been written since it was opened, or refreshed last: whether there is more than there was.
+    /// Of a segment that was being written then, what comes after is looked at, and nothing again.
+    ///
+    /// What it finds may not be synced yet, and so be gone after a loss of power.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); it then is where it was, and can be asked again.
+    pub fn refresh(&mut self) -> Result<bool, ReplayError> {
+        let failed = |source| ReplayError::Io { path: self.dir.clone(), what: "look into", source };
+        let is_live = self.disk.is_locked(&self.dir);
+        let here = self.firsts[self.which];
+        let was_last = self.firsts[self.firsts.len() - 1];
+        let mut firsts = segment::list(&*self.disk, &self.dir).map_err(failed)?;
+        if !firsts.contains(&here) {
+            // Whoever has a file open reads on in it when its name is gone.
+            firsts.push(here);
+            firsts.sort_unstable();
+        }
+        let last_first = firsts[firsts.len() - 1];
+        if last_first == was_last && self.last.scan.is_none() {
+            return Ok(false);
+        }
+        let mut segment = self.open_segment(last_first, true)?;
+        let is_known = last_first == was_last && self.last.nonce == segment.header.nonce;
+        let scanned = if is_known { self.last.scan.clone() } else { None };
+        let last = Last::of(&mut segment, scanned, is_live)?;
+        if here == last_first {
+            self.go_on_in(segment, last.offset)?;
+        } else if here == was_last {
+            let sealed = self.open_segment(here, false)?;
+            let end = sealed_end(&sealed)?;
+            self.go_on_in(sealed, end)?;
+        }
+        let had = std::mem::replace(&mut self.last, last).after.next;
+        self.which = firsts.partition_point(|&first| first < here);
+        self.firsts = firsts;
+        Ok(self.end() > had)
+    }
+
+    fn open_segment(&self, first: Seq, is_last: bool) -> Result<Segment, ReplayError> {
+        Segment::open(&*self.disk, &self.dir, first, self.in_place, is_last)
+    }
+
+    /// Goes on in a segment as it is now, at the place where it is.
+    fn go_on_in(&mut self, segment: Segment, end: u64) -> Result<(), ReplayError> {
+        if segment.header.nonce != self.segment.header.nonce {
+            // One that had nothing was replaced by another that begins at the same index.
+            let (offset, at) = segment.beginning();
+            differs(&at, &self.at).map_err(|bad| segment.damage(0, self.at.next, bad))?;
+            self.offset = offset;
+        }
+        (self.segment, self.end) = (segment, end);
+        Ok(())
     }
 
     /// The first index that is there.
@@ -265,26 +331,13 @@ impl Replay {
 
     /// Opens a segment, at its beginning.
     fn enter(&mut self, which: usize) -> Result<(), ReplayError> {
+        let is_last = which + 1 == self.firsts.len();
         if which != self.which {
-            let (disk, dir, is_last) = (&*self.disk, &self.dir, which + 1 == self.firsts.len());
-            self.segment = Segment::open(disk, dir, self.firsts[which], self.in_place, is_last)?;
+            self.segment = self.open_segment(self.firsts[which], is_last)?;
             self.which = which;
         }
         (self.offset, self.at) = self.segment.beginning();
-        self.end = match self.segment.footer {
-            _ if which + 1 == self.firsts.len() => self.last.offset,
-            Some(footer) => footer.end,
-            None => {
-                return Err(ReplayError::Damaged(Damage {
-                    path: self.segment.path.clone(),
-                    offset: 0,
-                    seq: self.firsts[which],
-                    field: "footer, of a segment that others follow,",
-                    found: 0,
-                    expected: 1,
-                }));
-            }
-        };
+        self.end = if is_last { self.last.offset } else { sealed_end(&self.segment)? };
         Ok(())
     }
 
@@ -297,12 +350,17 @@ impl Replay {
         }
         let same = differs(&header.start, before);
         let same = same
-            .and_then(|()| super::format::Bad::unless_same("number", header.number, number + 1))
-            .and_then(|()| {
-                super::format::Bad::unless_same("origin", u64::from(header.origin != self.origin), 0)
-            });
+            .and_then(|()| Bad::unless_same("number", header.number, number + 1))
+            .and_then(|()| Bad::unless_same("origin", u64::from(header.origin != self.origin), 0));
         same.map_err(|bad| self.segment.damage(0, before.next, bad))
     }
+}
+
+/// Where the records of a segment end that others follow.
+fn sealed_end(segment: &Segment) -> Result<u64, ReplayError> {
+    let field = "footer, of a segment that others follow,";
+    let unsealed = || segment.damage(0, segment.header.start.next, Bad { field, found: 0, expected: 1 });
+    segment.footer.map(|footer| footer.end).ok_or_else(unsealed)
 }
 
 fn record<'a>(found: &Found, payload: &'a [u8]) -> Record<'a> {

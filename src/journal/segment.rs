@@ -80,7 +80,7 @@ enum Tail {
 }
 
 /// Where the records end that can be read of a segment without a footer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Scan {
     pub(super) end: u64,
     pub(super) after: Point,
@@ -348,42 +348,60 @@ impl Segment {
     /// Walks a segment that is not sealed, to where it ends. A tail that is not whole is cut off, unless it had been
     /// synced once: then it is damage.
     pub(super) fn scan(&mut self, is_live: bool) -> Result<Scan, ReplayError> {
-        let (mut offset, mut at) = self.beginning();
-        let (file_bytes, mut places) = (self.view.bytes(), Vec::new());
-        let (mut next_place, mut world) = (offset, self.world.clone());
-        let cut = loop {
+        let (end, after) = self.beginning();
+        let mut scan = Scan { end, after, places: Vec::new(), cut: None, world: self.world.clone() };
+        self.scan_on(&mut scan, is_live, false)?;
+        Ok(scan)
+    }
+
+    /// Walks on from where a scan of this segment has ended. Where nothing is yet, what lies behind that is not looked at if
+    /// it is to be `brief`.
+    pub(super) fn scan_on(&mut self, scan: &mut Scan, is_live: bool, brief: bool) -> Result<(), ReplayError> {
+        let file_bytes = self.view.bytes();
+        let mut next_place = scan.places.last().map_or(scan.end, |place| place.offset + STRIDE);
+        scan.cut = loop {
+            let (offset, at) = (scan.end, scan.after);
             match self.step(offset, at, file_bytes).map_err(|source| self.failed(source))? {
                 Ok(Some(found)) => {
                     if found.offset >= next_place {
-                        places.push(Place { point: found.at, offset: found.offset });
+                        scan.places.push(Place { point: found.at, offset: found.offset });
                         next_place = found.offset + STRIDE;
                     }
-                    let _ = self.pass(&found, &mut world)?;
-                    offset = found.end();
-                    at = found.after;
+                    let _ = self.pass(&found, &mut scan.world)?;
+                    (scan.end, scan.after) = (found.end(), found.after);
                 }
                 Ok(None) => {
-                    offset = file_bytes;
+                    scan.end = file_bytes;
                     break None;
                 }
                 Err((end, bad)) => {
                     // Marks before it are whole.
-                    offset = end;
-                    match self.tail(offset, at.next, is_live)? {
+                    scan.end = end;
+                    if brief && self.is_blank(end)? {
+                        break None;
+                    }
+                    match self.tail(end, at.next, is_live)? {
                         Tail::Clean => break None,
                         Tail::Torn(cut) => break Some(cut),
-                        Tail::Synced if self.goes_on(offset, at)? => {}
-                        Tail::Synced => return Err(self.damage(offset, at.next, bad)),
+                        Tail::Synced if self.goes_on(end, at)? => {}
+                        Tail::Synced => return Err(self.damage(end, at.next, bad)),
                     }
                 }
             }
         };
         // It is cut when it is sealed alone, all records synced by then, to have room for its footer and no more.
-        let sealed = offset + (places.len() * PLACE_BYTES + FOOTER_BYTES) as u64;
+        let sealed = scan.end + (scan.places.len() * PLACE_BYTES + FOOTER_BYTES) as u64;
         let is_long_enough = file_bytes >= self.header.reserved || file_bytes == sealed;
         Bad::unless(is_long_enough, "length of the file", file_bytes, self.header.reserved)
-            .map_err(|bad| self.damage(offset, at.next, bad))?;
-        Ok(Scan { end: offset, after: at, places, cut, world })
+            .map_err(|bad| self.damage(scan.end, scan.after.next, bad))
+    }
+
+    /// Whether no record begins at an offset, not even a torn one.
+    fn is_blank(&mut self, offset: u64) -> Result<bool, ReplayError> {
+        match self.view.at(offset, LONGEST_HEAD) {
+            Ok(head) => Ok(format::is_zero(head)),
+            Err(source) => Err(self.failed(source)),
+        }
     }
 
     /// Whether what belongs there is there now: who writes here may have gone on since it was read.

@@ -32,7 +32,7 @@ use crate::region::layout::{Geometry, Layout, PAGE};
 /// The first eight bytes of every region.
 pub const MAGIC: [u8; 8] = *b"SERIATIM";
 /// The format that this build reads and writes.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 const ORDER_MARK: u32 = 0x0102_0304;
 /// Bytes of the header that carry something.
 pub(crate) const HEADER_BYTES: usize = 168;

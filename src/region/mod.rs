@@ -65,6 +65,8 @@ struct Inner {
     writable: bool,
     /// All of it is in the page tables.
     entered: OnceLock<()>,
+    /// Whether who waits can announce that.
+    announces: OnceLock<bool>,
     assistance: Assistance,
 }
 
@@ -146,6 +148,7 @@ impl Region {
             identity,
             writable: true,
             entered: OnceLock::new(),
+            announces: OnceLock::new(),
             assistance: Assistance::default(),
         })))
     }
@@ -193,8 +196,8 @@ impl Region {
             return Err(AttachError::Length { path, found, expected: layout.total });
         }
         let map = Map::new(file, layout, false).map_err(AttachError::io(&path, "map"))?;
-        let (entered, assistance) = (OnceLock::new(), Assistance::default());
-        Ok(Region(Arc::new(Inner { map, path, identity, writable, entered, assistance })))
+        let (entered, announces, assistance) = (OnceLock::new(), OnceLock::new(), Assistance::default());
+        Ok(Region(Arc::new(Inner { map, path, identity, writable, entered, announces, assistance })))
     }
 
     /// Removes the file of a region that nobody is attached to, also one of another boot of the machine; through a
@@ -349,6 +352,11 @@ impl Region {
     /// Enters all of it for reading, once for all clones of this handle.
     pub(crate) fn enter_all(&self) {
         self.0.entered.get_or_init(|| drop(self.map().enter_all()));
+    }
+
+    /// Whether who only waits can say so here, and be woken: not through a handle that cannot be written by.
+    pub(crate) fn can_announce(&self) -> bool {
+        *self.0.announces.get_or_init(|| self.is_writable() && self.map().make_writable(Part::Bells).is_ok())
     }
 
     /// Makes parts writable for a party that is about to attach.

@@ -72,6 +72,65 @@ fn a_thousand_segments_are_opened_by_their_last() {
     assert_eq!(count, 20_000);
 }
 
+/// A journal that is written meanwhile is read on: all of it, in place of what it was when it was opened, and of the segment
+/// that is being written only what is new.
+#[test]
+fn what_is_written_meanwhile_is_read_on_without_reading_anything_again() {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, 32 << 10).unwrap();
+    let mut replay = replay(&disk).unwrap();
+    assert!(!replay.refresh().unwrap() && replay.next().unwrap().is_none());
+    let (mut read, mut rotated, mut bytes) = (0, 0, 0);
+    for step in 1..=200 {
+        let segments = disk.segments().len();
+        write(&disk, &mut writer, 7, 7, step % 3 == 0);
+        let before = disk.reads().1;
+        assert!(replay.refresh().unwrap());
+        bytes += disk.reads().1 - before;
+        assert!(!replay.refresh().unwrap());
+        assert_eq!(replay.end().get(), FIRST + step * 7);
+        // Now and then it lags behind, over more than one segment.
+        if step % 40 < 20 {
+            while let Some(found) = replay.next().unwrap() {
+                let (head, payload) = record(FIRST + read);
+                assert_eq!((found.seq, found.payload), (head.seq, &payload[..]));
+                read += 1;
+            }
+        }
+        rotated += u64::from(disk.segments().len() > segments);
+    }
+    while replay.next().unwrap().is_some() {
+        read += 1;
+    }
+    assert!(rotated >= 5, "{rotated}");
+    assert_eq!((read, replay.digest().0), (1_400, digest_at(FIRST + 1_400)));
+    // Each time the beginning of a segment, and the bytes that are new: head and all of it.
+    let all: u64 = disk.segments().iter().map(|name| disk.len(name)).sum();
+    assert!(bytes < 3 * all + 400 * begins() as u64 * 4, "{bytes} of {all}");
+    writer.seal().unwrap();
+    assert!(!replay.refresh().unwrap() && replay.next().unwrap().is_none() && !replay.is_open_ended());
+}
+
+/// Also after its writer died in the middle of a record, and the next one went on there; with an empty segment, too, that
+/// is replaced by another.
+#[test]
+fn what_a_successor_writes_is_read_on() {
+    let disk = MemoryDisk::default();
+    let mut replay = None::<Replay>;
+    let mut end = FIRST;
+    for life in 0..12 {
+        let mut writer = open(&disk, 8 << 10).unwrap();
+        write(&disk, &mut writer, [0, 3, 50][life % 3], 3, true);
+        end += [0, 3, 50][life % 3];
+        let fresh = || self::replay(&disk).unwrap();
+        let replay = replay.get_or_insert_with(fresh);
+        replay.refresh().unwrap();
+        assert_eq!(replay.end().get(), end);
+        while replay.next().unwrap().is_some() {}
+        assert_eq!((replay.position().get(), replay.digest().0), (end, digest_at(end)));
+    }
+}
+
 #[test]
 fn a_torn_tail_is_cut_and_told() {
     let disk = journal(20, 64 << 10).copy();
