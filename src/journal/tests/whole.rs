@@ -1,5 +1,7 @@
 //! A region, its journal, and what is read back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use super::memory_disk::{Failure, Fault, MemoryDisk};
@@ -7,7 +9,7 @@ use super::*;
 use crate::journal::{DurableError, Journal, JournalOptions, OnFailure, SyncPolicy};
 use crate::{
     Address, AttachOptions, Config, Event, HeldBy, JoinOptions, Producer, ProducerRole, Region, Sequenced,
-    Sequencer, SequencerConfig, SequencerHandle, SubmitError, Worker,
+    Sequencer, SequencerConfig, SequencerHandle, SubmitError, WaitError, Worker, wait,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -344,6 +346,101 @@ fn durable_is_waited_for_and_said() {
     let status = region.journal().unwrap();
     assert!(status.alive && status.durable > seq && status.failing_for.is_none(), "{status}");
     assert_eq!(status.sync, SyncPolicy::Group);
+}
+
+/// Each producer waits for each of its commands, and finds it on the disk. Nobody sleeps to the end of its time.
+#[test]
+fn producers_wait_for_what_they_submitted_and_are_woken() {
+    const PRODUCERS: u64 = 16;
+    const EACH: u64 = if cfg!(miri) { 2 } else { 60 };
+    let lost = wait::LOST.load(Ordering::Relaxed);
+    for sync in [SyncPolicy::Group, SyncPolicy::Every(Duration::from_millis(1))] {
+        let (region, _sequencer) = serve(&small().producers(PRODUCERS).lane_bytes(4 << 10));
+        let disk = MemoryDisk::default();
+        let mut journal = journal(&disk, &region, &options().sync(sync));
+        let is_over = AtomicBool::new(false);
+        let (acknowledged, syncs) = thread::scope(|scope| {
+            let (is_over, journal) = (&is_over, &mut journal);
+            let writing = scope.spawn(move || {
+                journal.run(|| is_over.load(Ordering::Relaxed)).unwrap();
+                journal.syncs()
+            });
+            let producers: Vec<_> = (0..PRODUCERS)
+                .map(|n| {
+                    let (region, disk) = (&region, &disk);
+                    scope.spawn(move || {
+                        let options = AttachOptions::new().timeout(LONG);
+                        let mut producer = Producer::attach_with(region, &format!("p{n}"), &options).unwrap();
+                        let wait = |i: u64| {
+                            let index = producer.submit(0, &i.to_le_bytes()).unwrap();
+                            let place = producer.wait_durable(index, soon()).unwrap();
+                            let synced = region.journal().unwrap().durable;
+                            assert!(!matches!(place, Sequenced::At(seq) if seq >= synced));
+                            place
+                        };
+                        let places: Vec<_> = (0..EACH).map(wait).collect();
+                        // What is acknowledged can be read, by anybody.
+                        let end = replay(disk).end();
+                        assert!(
+                            places.iter().all(|place| !matches!(place, Sequenced::At(seq) if *seq >= end))
+                        );
+                        places.len() as u64
+                    })
+                })
+                .collect();
+            let acknowledged: u64 = producers.into_iter().map(|thread| thread.join().unwrap()).sum();
+            is_over.store(true, Ordering::Relaxed);
+            (acknowledged, writing.join().unwrap())
+        });
+        assert_eq!((acknowledged, commands(&disk).len() as u64), (PRODUCERS * EACH, PRODUCERS * EACH));
+        println!("{acknowledged} commands, {syncs} syncs");
+    }
+    assert_eq!(wait::LOST.load(Ordering::Relaxed), lost, "a wake-up was lost");
+}
+
+#[test]
+fn what_a_producer_waits_for_in_vain_is_told() {
+    let (region, sequencer) = serve(&small());
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let index = producer.submit(0, b"keep me").unwrap();
+    let now = Instant::now;
+    let before = producer.wait_durable(index + 1, soon()).unwrap_err();
+    assert!(matches!(before, DurableError::NotSequenced(WaitError::NotSubmitted { .. })), "{before}");
+    let Sequenced::At(seq) = producer.wait_sequenced(index).unwrap() else { panic!("just now") };
+    assert!(matches!(producer.wait_durable(index, soon()), Err(DurableError::NoJournal { .. })));
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    let late = producer.wait_durable(index, now()).unwrap_err();
+    assert!(matches!(late, DurableError::Late { seq: at, .. } if at == seq), "{late}");
+    drain(&mut journal);
+    assert_eq!(producer.wait_durable(index, soon()).unwrap(), Sequenced::At(seq));
+    // So long ago that the order no longer says where it is: all that is written by now is durable then.
+    for _ in 0..40 {
+        producer.submit(0, &[0; 100]).unwrap();
+        drain(&mut journal);
+    }
+    let last = producer.submit(0, b"last").unwrap();
+    producer.wait_sequenced(last).unwrap();
+    drain(&mut journal);
+    for known in [index, last] {
+        producer.wait_durable(known, soon()).unwrap();
+    }
+    // Who waits when the journal leaves does not wait on.
+    let waiting = producer.submit(0, b"nobody writes this").unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| producer.wait_durable(waiting, soon()));
+        journal.seal().unwrap();
+        journal.leave().unwrap();
+        match waiting.join().unwrap() {
+            // It was sealed with what had come by then.
+            Ok(_) | Err(DurableError::NoJournal { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    });
+    sequencer.stop().unwrap();
+    let never = producer.submit(0, b"nobody orders this").unwrap();
+    let late = producer.wait_durable(never, now()).unwrap_err();
+    assert!(matches!(late, DurableError::NotSequenced(WaitError::Late { .. })), "{late}");
 }
 
 #[test]
