@@ -1,10 +1,11 @@
 //! A table and plots of the lines that `seriatim bench --out` wrote, beside those that other programs wrote for the same
 //! workload: `compare LINES.jsonl… [--plots FOLDER]`. `benches/compare` runs all and then this.
 //!
-//! In the table each of our rows has the ratio of its median to that of the best other, of the same mode, shape and size.
-//! Where commands a second are measured more is better, where times are, less. What ran beside others' work (0.1 cores or
-//! more) is left out where a quiet round is there; where none is, on either side, the ratio has a question mark. The spread
-//! of the physical reference, if the lines have it, says how steady the machine itself was.
+//! In the table each of our rows has its ratio to the best other, of the same mode, shape and size, and in processes if ours
+//! is: the median over the rounds of the ratio within a round, for what a machine does changes from one to the next, and
+//! both were measured within seconds. Where commands a second are measured more is better, where times are, less. What ran
+//! beside others' work (0.1 cores or more) is left out where a quiet round is there; where none is, on either side, the ratio
+//! has a question mark. The spread of the physical reference, if the lines have it, says how steady the machine itself was.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -37,6 +38,10 @@ struct Record {
     wait: String,
     touch: bool,
     rate: u64,
+    #[serde(default)]
+    round: u64,
+    #[serde(default)]
+    processes: bool,
     ok: bool,
     #[serde(default)]
     foreign_cores: f64,
@@ -127,7 +132,11 @@ struct Row {
     values: Option<[f64; 3]>,
     /// Medians of the quantiles, where times were measured: p50, p99, p99.9, max.
     quantiles: Option<[f64; 4]>,
-    /// Of our median to that of the best other.
+    /// The same of each round that counts.
+    by_round: BTreeMap<u64, f64>,
+    /// Whether each party is a process.
+    processes: bool,
+    /// Of ours to the best other.
     ratio: Option<f64>,
     /// Whether both of these had a quiet round.
     is_sure: bool,
@@ -145,6 +154,20 @@ impl Row {
 
     fn name(&self) -> String {
         format!("{} ({})", self.peer, self.wait)
+    }
+
+    /// The median of the ratios within rounds.
+    fn ratio_to(&self, other: &Row) -> Option<f64> {
+        let ratio = |(round, ours): (&u64, &f64)| other.by_round.get(round).map(|other| ours / other);
+        let of_medians = || Some(self.median()? / other.median()?);
+        median(&sorted(self.by_round.iter().filter_map(ratio))).or_else(of_medians)
+    }
+
+    fn is_better_than(&self, other: &Row) -> bool {
+        let (Some(value), Some(than)) = (self.median(), other.median()) else {
+            return self.median().is_some();
+        };
+        if self.quantiles.is_some() { value < than } else { value > than }
     }
 }
 
@@ -166,14 +189,15 @@ fn rows(records: &[Record]) -> Vec<Row> {
     }
     let mut rows: Vec<Row> =
         groups.into_iter().map(|((cell, _, peer, wait), rounds)| row(cell, peer, wait, &rounds)).collect();
-    let best = best_others(&rows);
+    let (of_all, of_processes) = (best_others(&rows, false), best_others(&rows, true));
     for row in &mut rows {
-        let Some((name, other, is_quiet)) = best.get(&row.cell) else { continue };
+        let best = of_processes.get(&row.cell).filter(|_| row.processes).or(of_all.get(&row.cell));
+        let Some(other) = best else { continue };
         if row.is_ours() {
-            row.ratio = row.median().map(|ours| ours / other);
-            row.is_sure = *is_quiet && row.rounds.0 > 0;
+            row.ratio = row.ratio_to(other);
+            row.is_sure = other.rounds.0 > 0 && row.rounds.0 > 0;
         }
-        row.is_best_other = row.name() == *name;
+        row.is_best_other = row.name() == other.name();
     }
     rows
 }
@@ -196,8 +220,11 @@ fn row(cell: Cell, peer: &str, wait: &str, rounds: &[&Record]) -> Row {
             quantile(|l| l.max_ns)?,
         ])
     };
+    let by_round = taken.iter().map(|record| (record.round, value(record))).collect();
     Row {
         cell,
+        by_round,
+        processes: rounds.iter().any(|record| record.processes),
         peer: peer.into(),
         wait: wait.into(),
         rounds: (quiet.len(), rounds.len()),
@@ -209,14 +236,13 @@ fn row(cell: Cell, peer: &str, wait: &str, rounds: &[&Record]) -> Row {
     }
 }
 
-/// Name and median of the best that is not ours, and whether a round of it was quiet, for each cell.
-fn best_others(rows: &[Row]) -> BTreeMap<Cell, (String, f64, bool)> {
-    let mut best: BTreeMap<Cell, (String, f64, bool)> = BTreeMap::new();
-    for row in rows.iter().filter(|row| !row.is_ours()) {
-        let Some(median) = row.median() else { continue };
-        let is_better = |than: f64| if row.quantiles.is_some() { median < than } else { median > than };
-        if best.get(&row.cell).is_none_or(|(_, than, _)| is_better(*than)) {
-            best.insert(row.cell.clone(), (row.name(), median, row.rounds.0 > 0));
+/// The best that is not ours, for each cell; of all, or of those whose parties are processes.
+fn best_others(rows: &[Row], processes: bool) -> BTreeMap<Cell, Row> {
+    let mut best: BTreeMap<Cell, Row> = BTreeMap::new();
+    let counts = |row: &&Row| !row.is_ours() && row.median().is_some() && (row.processes || !processes);
+    for row in rows.iter().filter(counts) {
+        if best.get(&row.cell).is_none_or(|than| row.is_better_than(than)) {
+            best.insert(row.cell.clone(), row.clone());
         }
     }
     best
@@ -496,22 +522,47 @@ mod tests {
         rows.iter().find(|row| row.peer == peer).unwrap()
     }
 
+    fn in_round(line: &str, round: usize) -> String {
+        line.replace(r#""round":0"#, &format!(r#""round":{round}"#))
+    }
+
+    fn in_processes(line: &str) -> String {
+        line.replace(r#""processes":false"#, r#""processes":true"#)
+    }
+
+    /// Whatever the machine does from one to the next: by the medians this would be 2.
     #[test]
-    fn the_ratio_is_that_of_the_medians_to_the_best_other() {
+    fn the_ratio_is_the_median_of_those_within_a_round() {
         let rates =
-            [("seriatim-procs", [3e6, 1e6, 6e6]), ("rtrb", [2e6, 2e6, 9e6]), ("bus", [1e6, 1e6, 1e6])];
-        let lines: Vec<String> = rates
-            .iter()
-            .flat_map(|(peer, rates)| rates.map(|rate| line(peer, 32, rate, 0.0, true)))
-            .collect();
+            [("seriatim-threads", [3e6, 8e6, 4e6]), ("rtrb", [2e6, 2e6, 8e6]), ("bus", [1e6, 1e6, 1e6])];
+        let each = |(peer, rates): (&str, [f64; 3])| {
+            (0..3).map(|round| in_round(&line(peer, 32, rates[round], 0.0, true), round)).collect::<Vec<_>>()
+        };
+        let lines: Vec<String> = rates.into_iter().flat_map(each).collect();
         let rows = rows_of(&lines);
-        assert_eq!(row_of(&rows, "seriatim-procs").ratio, Some(1.5));
+        assert_eq!(row_of(&rows, "seriatim-threads").ratio, Some(1.5));
         assert!(row_of(&rows, "rtrb").is_best_other && !row_of(&rows, "bus").is_best_other);
         let table = table(&rows);
         assert!(
             table.contains("1.50") && table.contains("best other") && table.contains("3 of 3"),
             "{table}"
         );
+    }
+
+    #[test]
+    fn what_runs_as_processes_is_compared_with_what_does() {
+        let ours = |peer| line(peer, 32, 6e6, 0.0, true);
+        let mut lines = vec![ours("seriatim-threads"), in_processes(&ours("seriatim-procs"))];
+        let others = [line("rtrb", 32, 3e6, 0.0, true), line("bus", 32, 2e6, 0.0, true)];
+        lines.extend(others);
+        let ratios = |lines: &[String]| {
+            let rows = rows_of(lines);
+            ["seriatim-threads", "seriatim-procs"].map(|peer| row_of(&rows, peer).ratio.unwrap())
+        };
+        // Where there is no other such.
+        assert_eq!(ratios(&lines), [2.0, 2.0]);
+        lines.extend(["aeron", "timely"].map(|peer| in_processes(&line(peer, 32, 1e6, 0.0, true))));
+        assert_eq!(ratios(&lines), [2.0, 6.0]);
     }
 
     #[test]
