@@ -10,6 +10,7 @@ use std::io::{self, IoSlice};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use crate::region::guard::Guard;
 use crate::sys;
 
 /// A file system.
@@ -123,8 +124,8 @@ impl Disk for Local {
     fn view(&self, path: &Path, in_place: bool) -> io::Result<Box<dyn View>> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
-        if in_place && bytes > 0 {
-            return Ok(Box::new(Mapped(sys::map_unchanging(&file)?)));
+        if in_place && let Some(mapped) = Mapped::of(&file, bytes) {
+            return Ok(Box::new(mapped));
         }
         Ok(Box::new(Window { file, bytes, held: Vec::new(), from: u64::MAX }))
     }
@@ -155,17 +156,33 @@ impl DiskFile for File {
     }
 }
 
-/// In place.
+/// In place. A page that cannot be read, or that somebody has cut off, is zeroes from then on, and an error.
 #[derive(Debug)]
-struct Mapped(memmap2::Mmap);
+struct Mapped {
+    /// Dropped before the mapping.
+    guard: Guard,
+    map: memmap2::Mmap,
+}
+
+impl Mapped {
+    /// `None` where it cannot be mapped, or not be guarded: then it is read piece by piece.
+    fn of(file: &File, bytes: u64) -> Option<Mapped> {
+        let map = (bytes > 0).then(|| sys::map_unchanging(file))?.ok()?;
+        let guard = Guard::new(map.as_ptr(), map.len()).ok()?;
+        Some(Mapped { guard, map })
+    }
+}
 
 impl View for Mapped {
     fn bytes(&self) -> u64 {
-        self.0.len() as u64
+        self.map.len() as u64
     }
 
     fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]> {
-        Ok(part(&self.0, offset, len))
+        if self.guard.is_hit() {
+            return Err(io::Error::other("a page of it could not be read in place, or was cut off"));
+        }
+        Ok(part(&self.map, offset, len))
     }
 }
 

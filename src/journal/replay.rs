@@ -71,8 +71,9 @@ pub(super) fn own_words(payload: &[u8]) -> Option<[u64; WORDS]> {
 /// The records of a journal, one after the other, from an index on. A journal that is being written can be read, too: up
 /// to where it was when it was opened, or [looked at again](Self::refresh).
 ///
-/// Sealed segments are read in place. Opening looks at the last one alone, and seeking at the one that it leads to.
-/// Memory does not grow with what is read.
+/// Sealed segments are read in place, under the same [guard](crate::Region::guard) against SIGBUS as regions: a page that the
+/// disk cannot read is [`ReplayError::Io`]. Where there can be no guard they are read piece by piece. Opening looks at the
+/// last one alone, and seeking at the one that it leads to. Memory does not grow with what is read.
 ///
 /// ```no_run
 /// use seriatim::{Seq, journal::Replay};

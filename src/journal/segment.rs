@@ -239,6 +239,8 @@ impl Segment {
                 is_zero = bytes.iter().rev().take(item.padding()).all(|&byte| byte == 0);
             }
         }
+        // What could not be read is not damage.
+        self.view.at(end, 0)?;
         let checked = Bad::unless_same("checksum", crc.into(), said.into());
         Ok(checked.and_then(|()| Bad::unless(is_zero, "padding", 1, 0)))
     }

@@ -4,7 +4,8 @@
 //! length before each access would not help, for it can change in between. So there is a handler, for processes
 //! that ask for one: an access that faults in a guarded mapping finds a page of zeroes there from then on, and
 //! every handle of this process is told to look at its file before it goes on. All other faults are passed on to
-//! whoever handled them before.
+//! whoever handled them before. Segments of a journal are read under the same guard: there it is also a disk that cannot
+//! read a page.
 
 use std::io;
 use std::ops::Range;

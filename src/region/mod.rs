@@ -1,7 +1,7 @@
 //! [`Region`]: the one mapped file and all that is in it.
 
 pub(crate) mod file;
-mod guard;
+pub(crate) mod guard;
 pub(crate) mod header;
 pub(crate) mod inspect;
 pub(crate) mod layout;

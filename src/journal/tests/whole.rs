@@ -737,6 +737,34 @@ fn the_journal_of_another_region_is_left_alone() {
 }
 
 /// The same on a real disk, with real syncs.
+/// Somebody cuts a segment that is being read in place: an error that names it, and no signal.
+#[test]
+fn a_segment_that_is_cut_while_it_is_read_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, _sequencer) = serve(&small());
+    let mut journal = Journal::open(&region, dir.path(), &options().segment_bytes(256 << 10)).unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    for _ in 0..100 {
+        submit(&mut producer, &[7; 1000]);
+        drain(&mut journal);
+    }
+    journal.leave().unwrap();
+    let mut replay = Replay::open(dir.path()).unwrap();
+    assert!(replay.segments() == 1 && !replay.is_open_ended());
+    assert!(replay.next().unwrap().is_some());
+    let segment = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let segment =
+        segment.filter(|path| path.extension().is_some_and(|suffix| suffix == "seg")).next().unwrap();
+    std::fs::File::options().write(true).open(&segment).unwrap().set_len(8 << 10).unwrap();
+    let error = loop {
+        match replay.next() {
+            Ok(record) => assert!(record.is_some(), "the end"),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(&error, crate::journal::ReplayError::Io { path, .. } if *path == segment), "{error}");
+}
+
 #[test]
 fn a_real_directory_does() {
     let dir = tempfile::tempdir().unwrap();
