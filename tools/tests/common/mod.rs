@@ -323,6 +323,13 @@ impl Tmpfs {
         self.0.path().join(name).display().to_string()
     }
 
+    /// Changes its options.
+    pub(crate) fn remount(&self, options: &str) {
+        let mut mount = Command::new("mount");
+        mount.args(["-o", &format!("remount,{options}")]).arg(self.0.path());
+        assert!(mount.status().unwrap().success(), "cannot remount with {options}");
+    }
+
     /// Bytes in use, and names.
     pub(crate) fn used(&self) -> (u64, usize) {
         let mut df = Command::new("df");
