@@ -14,7 +14,7 @@
 //! page; the anchor moves before the lanes are released behind it.
 
 use crate::control::{
-    Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, OPEN, POISONED, Verdict,
+    Bells, CLOSED, Control, FREE, GONE, LIVE, LaneEntry, MemberEntry, NO_JOURNAL, OPEN, POISONED, Verdict,
 };
 use crate::control::{NameWords, ProducerRole, Reign, WorkerPage};
 use crate::event::{self, Event, OWN_LANE};
@@ -806,7 +806,7 @@ pub fn gate(member: &MemberEntry, page: &WorkerPage) -> Seq {
 /// Where a worker stands to an index, for who waits until all that it concerns have passed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody gates in this slot.
+    /// No worker gates in this slot. A journal applies nothing.
     Nobody,
     /// It has passed the index, or began behind it.
     Past,
@@ -827,6 +827,10 @@ fn live_generation(member: &MemberEntry) -> Option<u64> {
 #[must_use]
 pub fn standing(member: &MemberEntry, page: &WorkerPage, index: Seq) -> Standing {
     let Some(generation) = live_generation(member) else { return Standing::Nobody };
+    // Relaxed: who asked for the slot wrote it before (J5).
+    if page.journal.role.load(Ordering::Relaxed) != NO_JOURNAL {
+        return Standing::Nobody;
+    }
     let is_in = member.answer.get(generation) == Some(Verdict::Granted);
     if is_in && Seq::new(member.first.load(Ordering::Relaxed)) > index {
         return Standing::Past;

@@ -8,8 +8,8 @@ use super::memory_disk::{Failure, Fault, MemoryDisk};
 use super::*;
 use crate::journal::{DurableError, Journal, JournalOptions, OnFailure, SyncPolicy};
 use crate::{
-    Address, AttachOptions, Config, Event, HeldBy, JoinOptions, Producer, ProducerRole, Region, Sequenced,
-    Sequencer, SequencerConfig, SequencerHandle, SubmitError, WaitError, Worker, wait,
+    Address, ApplyError, AttachOptions, Config, Event, HeldBy, JoinOptions, Producer, ProducerRole, Region,
+    Sequenced, Sequencer, SequencerConfig, SequencerHandle, SubmitError, WaitError, Worker, wait,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -346,6 +346,27 @@ fn durable_is_waited_for_and_said() {
     let status = region.journal().unwrap();
     assert!(status.alive && status.durable > seq && status.failing_for.is_none(), "{status}");
     assert_eq!(status.sync, SyncPolicy::Group);
+}
+
+/// A journal applies nothing: who waits for the workers waits neither for it nor for its disk.
+#[test]
+fn applied_is_what_workers_have_passed() {
+    let (region, _sequencer) = serve(&small());
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let seq = submit(&mut producer, b"alone with a journal");
+    drain(&mut journal);
+    let now = Instant::now;
+    let alone = region.wait_applied(seq, now()).unwrap_err();
+    assert!(matches!(alone, ApplyError::Late { by: Some(HeldBy::NoWorker), .. }), "{alone}");
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let seq = submit(&mut producer, b"with a worker");
+    let late = region.wait_applied(seq, now()).unwrap_err();
+    assert!(late.to_string().contains("\"w\"") && !late.to_string().contains("journal"), "{late}");
+    while worker.poll().unwrap().is_some() {}
+    assert!(journal.durable() <= seq);
+    region.wait_applied(seq, now()).unwrap();
 }
 
 /// Each producer waits for each of its commands, and finds it on the disk. Nobody sleeps to the end of its time.
