@@ -5,7 +5,7 @@ use loom::thread;
 use seriatim_loom_tests::memory::{Memory, Origin, Producer, Size, Worker, name};
 use seriatim_loom_tests::{Traced, model};
 use seriatim_ring::Seq;
-use seriatim_ring::control::{ProducerRole, Verdict};
+use seriatim_ring::control::{KEPT_JOURNAL, ProducerRole, Verdict};
 use seriatim_ring::parts::Address;
 use seriatim_ring::sequencer::{Orderer, Standing, stand_all, standing, start_of};
 use seriatim_ring::sync::Ordering;
@@ -144,6 +144,58 @@ fn a_newcomer_gates_where_it_starts_until_it_begins() {
         let begun = memory.workers[1].party.has_begun(generation);
         outcomes.note(if begun { "begun" } else { "not begun" });
         assert_eq!(newcomer.join().unwrap(), anchor);
+    });
+}
+
+/// Guards J2 (answer / answer) and J3 (`begin` / `has_begun`) where a journal takes up the gate of one that died, which had
+/// read further than all that is freed.
+///
+/// Allowed: no answer yet, and nothing freed; the answer, and all from the anchor on is there to be read. Forbidden: the
+/// dead one's cursor or its start taken for the successor's, so that something is freed which that one has yet to fold.
+#[test]
+fn who_takes_a_gate_up_finds_all_that_it_kept() {
+    model("join/take up", 5, &["taken up", "waiting", "freed"], |outcomes| {
+        let (memory, mut orderer) = region();
+        let s = memory.shared();
+        let mut dead = Worker::join(&memory, &mut orderer, 1);
+        memory.workers[1].journal.role.store(KEPT_JOURNAL, Ordering::Relaxed);
+        let mut other = Worker::at_cursor(&memory, 0);
+        let mut all_read = |orderer: &mut Orderer, commands| {
+            submit(&memory, orderer, commands);
+            dead.drain();
+            other.drain();
+        };
+        all_read(&mut orderer, 1);
+        orderer.free(&s);
+        all_read(&mut orderer, 2);
+        let anchor = orderer.anchor();
+        let generation = memory.workers[1].party.ask(memory.bells.requests_word());
+        let sequencer = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let s = memory.shared();
+                assert_eq!(orderer.take_up(&s, 1, generation), Some(anchor));
+                orderer.free(&s);
+                orderer.anchor()
+            })
+        };
+        let answer = memory.members[1].answer.get(generation);
+        let read = answer.map(|_| {
+            let mut successor = Worker::begin(&memory, 1, generation);
+            assert_eq!(successor.follower.next(), anchor);
+            successor.drain().len()
+        });
+        let freed = sequencer.join().unwrap().since(anchor);
+        match read {
+            Some(read) => {
+                assert_eq!(read, 2);
+                outcomes.note(if freed > 0 { "freed" } else { "taken up" });
+            }
+            None => {
+                assert_eq!(freed, 0, "freed before its successor began");
+                outcomes.note("waiting");
+            }
+        }
     });
 }
 
