@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use seriatim_ring::Seq;
 use seriatim_ring::control::{LaneEntry, ProducerRole, Want};
 use seriatim_ring::incarnations::RESERVED;
-use seriatim_ring::lane::{INLINE, Lane, LaneWriter, NoRoom, Place, Room, SPILLED, Shape};
+use seriatim_ring::lane::{ALIGN, INLINE, Lane, LaneWriter, NoRoom, Place, Room, SPILLED, Shape};
 use seriatim_ring::order::Look;
 use seriatim_ring::parts::{
     self, Address, Extent, Span, entry as table_entry, head as table_head, table_bytes,
@@ -935,7 +935,7 @@ impl Producer {
         if payload.len() as u64 > self.parts.lane().max_payload() {
             return self.attempt_spilled(address, kind, payload);
         }
-        self.put(address, kind, payload)?;
+        self.put::<true>(address, kind, payload)?;
         self.queue().map(|range| range.start)
     }
 
@@ -986,11 +986,22 @@ impl Producer {
         &mut self,
         commands: &[(u16, P)],
     ) -> Result<Range<u64>, SubmitError> {
-        self.check_batch(commands)?;
-        self.may_go_on()?;
+        let (max, max_bytes) = (self.max_payload(), self.max_batch_bytes());
+        let (mut is_fine, mut bytes) = (true, 0);
+        let lens = commands.iter().map(|(kind, payload)| {
+            let len = payload.as_ref().len();
+            is_fine &= *kind < RESERVED && len <= max;
+            bytes += len as u64 + ALIGN;
+            len as u32
+        });
         let Producer { parts, writer, .. } = self;
-        let lens = commands.iter().map(|(_, payload)| payload.as_ref().len() as u32);
-        match writer.has_room_for(parts.lane(), &parts.entry().released, lens) {
+        let has_room = writer.has_room_for(parts.lane(), &parts.entry().released, lens);
+        if !is_fine || bytes > max_bytes {
+            // It says what is wrong, or that it only seemed so.
+            self.check_batch(commands)?;
+        }
+        self.may_go_on()?;
+        match has_room {
             Ok(true) => {}
             Ok(false) => return Err(self.no_room(NoRoom::Full)),
             Err(why) => return Err(self.no_room(why)),
@@ -1000,14 +1011,21 @@ impl Producer {
             // As in `attempt_batch`.
             self.may_go_on()?;
             check_kind(*kind)?;
-            self.put(Address::ALL, *kind, payload)?;
+            self.put::<false>(Address::ALL, *kind, payload)?;
         }
+        ask_if_short(&self.parts, &mut self.writer);
         self.queue()
     }
 
-    /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing is reserved.
+    /// Reserves room for a command and writes it, on top of what is reserved already. On failure nothing is reserved. If it
+    /// `ASKS`, the sequencer is asked for more bytes in time.
     #[inline(always)]
-    fn put(&mut self, address: Address, kind: u16, payload: &[u8]) -> Result<(), SubmitError> {
+    fn put<const ASKS: bool>(
+        &mut self,
+        address: Address,
+        kind: u16,
+        payload: &[u8],
+    ) -> Result<(), SubmitError> {
         let Producer { parts, writer, digests, .. } = self;
         let (lane, released) = (parts.lane(), &parts.entry().released);
         if payload.len() <= INLINE {
@@ -1024,10 +1042,13 @@ impl Producer {
             self.writer.abandon();
             return Err(SubmitError::TooLarge { len, max });
         }
-        let room = match reserve(parts, writer, payload.len()) {
+        let room = match writer.reserve(lane, released, payload.len() as u32) {
             Ok(room) => room,
             Err(why) => return Err(self.no_room(why)),
         };
+        if ASKS {
+            ask_if_short(parts, writer);
+        }
         payload::write(lane.room(&room), payload);
         crash_point!("submit.payload");
         writer.fill_to(address, lane, &room, kind, digests.of(payload));
@@ -1222,7 +1243,7 @@ impl Producer {
                 return Err(SubmitError::TooLarge { len, max });
             }
             if len > INLINE {
-                bytes += (len as u64).next_multiple_of(seriatim_ring::lane::ALIGN);
+                bytes += (len as u64).next_multiple_of(ALIGN);
             }
         }
         let (max_commands, max_bytes) = (self.max_batch(), self.max_batch_bytes());
@@ -1641,11 +1662,18 @@ fn put_words<const N: usize>(room: &mut [u8], at: usize, words: [u64; N]) {
 fn reserve(parts: &ProducerParts, writer: &mut LaneWriter, len: usize) -> Result<Room, NoRoom> {
     let (lane, released) = (parts.lane(), &parts.entry().released);
     let room = writer.reserve(lane, released, len as u32)?;
-    // The sequencer sees cells fill up, but not bytes.
-    if room.place != Place::Cell && writer.is_short_of_bytes(lane, released) {
-        parts.bells().want_room(Want::Soon);
+    if room.place != Place::Cell {
+        ask_if_short(parts, writer);
     }
     Ok(room)
+}
+
+/// Asks for more bytes before there are none: the sequencer sees cells fill up, but not bytes.
+#[inline(always)]
+fn ask_if_short(parts: &ProducerParts, writer: &mut LaneWriter) {
+    if writer.is_short_of_bytes(parts.lane(), &parts.entry().released) {
+        parts.bells().want_room(Want::Soon);
+    }
 }
 
 /// Looks for an ordered cell's run in the ring, from the last run back.

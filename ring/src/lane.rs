@@ -491,7 +491,7 @@ impl LaneWriter {
             let cell = self.head;
             self.head = cell.wrapping_add(1);
             self.bytes_head = start.wrapping_add(padded(len));
-            self.claim(lane);
+            self.claim(lane, self.head, self.bytes_head);
             crash_point!("lane.claimed");
             (cell, Place::Bytes(lane.offset(start) as usize), start)
         };
@@ -514,7 +514,7 @@ impl LaneWriter {
             self.look_for_cells(lane, released, end)?;
         }
         self.head = end;
-        self.claim_cells(lane);
+        self.claim_cells(lane, end);
         crash_point!("lane.claimed");
         Ok(first)
     }
@@ -596,7 +596,7 @@ impl LaneWriter {
     }
 
     /// Whether there is room for payloads of these lengths together: before the first of them is copied, for who would
-    /// have to copy it again when the last finds none.
+    /// have to copy it again when the last finds none. If so, one claim serves all of them; each is reserved by itself.
     pub fn has_room_for(
         &mut self,
         lane: &Lane<'_>,
@@ -614,7 +614,11 @@ impl LaneWriter {
         if !fits(self) {
             self.refresh(lane, released)?;
         }
-        Ok(fits(self))
+        let has_room = fits(self);
+        if has_room {
+            self.claim(lane, end, bytes_end);
+        }
+        Ok(has_room)
     }
 
     /// Reads how far the lane is free.
@@ -640,20 +644,20 @@ impl LaneWriter {
 
     /// Says how far this producer may write from now on.
     #[inline]
-    fn claim(&mut self, lane: &Lane<'_>) {
-        if is_after(self.bytes_head, self.claimed_bytes) {
-            self.claimed_bytes = self.bytes_head;
-            lane.claimed.bytes.store(self.bytes_head, Ordering::Relaxed);
+    fn claim(&mut self, lane: &Lane<'_>, cells_end: u64, bytes_end: u64) {
+        if is_after(bytes_end, self.claimed_bytes) {
+            self.claimed_bytes = bytes_end;
+            lane.claimed.bytes.store(bytes_end, Ordering::Relaxed);
         }
-        self.claim_cells(lane);
+        self.claim_cells(lane, cells_end);
     }
 
     /// As [`claim`](Self::claim), where no bytes are claimed.
     #[inline]
-    fn claim_cells(&mut self, lane: &Lane<'_>) {
-        if is_after(self.head, self.claimed_cells) {
-            self.claimed_cells = self.head;
-            lane.claimed.cells.store(self.head, Ordering::Relaxed);
+    fn claim_cells(&mut self, lane: &Lane<'_>, end: u64) {
+        if is_after(end, self.claimed_cells) {
+            self.claimed_cells = end;
+            lane.claimed.cells.store(end, Ordering::Relaxed);
         }
         // ORDERING [L2]: pairs with the acquire fence in `Lane::still_there`. Whoever reads a word that is
         // written after this also sees the claim.

@@ -80,9 +80,10 @@ impl Drive<'static> {
 // ---- the figures that are committed -----------------------------------------------------------------------
 
 /// What the figures are of: a part, and how it is driven.
-const FIGURES: [(&str, &str, Drive<'static>); 8] = [
+const FIGURES: [(&str, &str, Drive<'static>); 9] = [
     ("submit, one at a time", "submit", Drive::LONG),
     ("submit, 32 a batch", "submit", Drive::LONG.batched(32)),
+    ("submit, 32 of 256 bytes a batch", "submit", Drive { bytes: 256, ..Drive::LONG.batched(32) }),
     ("sequence, one ticket a turn", "turn", Drive { tickets: 1, sequencers: 64, ..Drive::LONG }),
     ("sequence, 32 tickets a turn", "turn", Drive::LONG),
     ("sequence, one ticket of 32 a turn", "turn", Drive::LONG.batched(32)),
@@ -152,8 +153,9 @@ fn figures() -> Vec<(&'static str, [f64; 2])> {
 }
 
 fn render(with: &str, figures: &[(&str, [f64; 2])]) -> String {
-    let mut table =
-        String::from("# Instructions for a command of 32 bytes; written by `benches/instructions --renew`\n");
+    let mut table = String::from(
+        "# Instructions for a command, of 32 bytes where nothing else is said; written by `benches/instructions --renew`\n",
+    );
     writeln!(table, "{WITH}{with}").unwrap();
     writeln!(table, "{:<36} {:>10} {:>10}", "# digest", DIGESTS[0], DIGESTS[1]).unwrap();
     for (name, [payload, off]) in figures {

@@ -773,9 +773,9 @@ fn a_segment_that_is_cut_while_it_is_read_is_an_error() {
     let mut replay = Replay::open(dir.path()).unwrap();
     assert!(replay.segments() == 1 && !replay.is_open_ended());
     assert!(replay.next().unwrap().is_some());
-    let segment = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
-    let segment =
-        segment.filter(|path| path.extension().is_some_and(|suffix| suffix == "seg")).next().unwrap();
+    let mut files = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path());
+    let is_segment = |path: &std::path::PathBuf| path.extension().is_some_and(|suffix| suffix == "seg");
+    let segment = files.find(is_segment).unwrap();
     std::fs::File::options().write(true).open(&segment).unwrap().set_len(8 << 10).unwrap();
     let error = loop {
         match replay.next() {
