@@ -40,7 +40,8 @@ pub enum ErrorCode {
     File,
     /// Workers differ, and the order was ended for good; the detail is the index of its last command.
     Poisoned,
-    /// A journal could not write, or went on without what it could not write; the detail is the index from which on.
+    /// A journal could not write, or went on without what it could not write, or could not prune; the detail is the index
+    /// from which on.
     Journal,
     /// What a later version of this library records, or damage.
     Unknown,

@@ -9,26 +9,82 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::region::guard::Guard;
+use crate::region::guard;
 use crate::sys;
+
+/// A lock, until it is dropped.
+pub(crate) type Guard = Box<dyn Debug + Send>;
+
+/// The locks of a journal's directory: bytes of its file `lock`, so that all end with their process and leave nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum LockOf {
+    /// Who writes the journal.
+    Journal,
+    /// Who changes what has to stay: removes something, or says that something it is about to need is there.
+    Retention,
+    /// The reader whose name has this checksum.
+    Bookmark(u32),
+    /// Who makes the snapshot that has this number until it is complete.
+    Snapshot(u32),
+}
+
+impl LockOf {
+    fn byte(self) -> i64 {
+        match self {
+            LockOf::Journal => 0,
+            LockOf::Retention => 1,
+            LockOf::Bookmark(number) => 1 << 32 | i64::from(number),
+            LockOf::Snapshot(number) => 2 << 32 | i64::from(number),
+        }
+    }
+}
+
+/// What a name stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Node {
+    /// A file of so many bytes.
+    File(u64),
+    Dir,
+    /// A link, a device, and whatever else there may be.
+    Other,
+}
 
 /// A file system.
 pub(crate) trait Disk: Debug + Send + Sync {
     /// Makes a directory with those above it, if it is not there.
     fn make_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Locks a directory for this journal, until the guard is dropped or its process ends; `None` if another has it.
-    fn lock(&self, dir: &Path) -> io::Result<Option<Box<dyn Debug + Send>>>;
+    /// Makes a directory in one that is there; there must not be anything of that name.
+    fn make_new_dir(&self, path: &Path) -> io::Result<()>;
+    /// Takes one of a directory's locks, until the guard is dropped or its process ends; `None` if another has it.
+    fn lock_at(&self, dir: &Path, which: LockOf) -> io::Result<Option<Guard>>;
+    /// Whether somebody has one of a directory's locks.
+    fn is_locked_at(&self, dir: &Path, which: LockOf) -> bool;
+    /// Locks a directory for this journal.
+    fn lock(&self, dir: &Path) -> io::Result<Option<Guard>> {
+        self.lock_at(dir, LockOf::Journal)
+    }
     /// Whether a journal has the directory locked.
-    fn is_locked(&self, dir: &Path) -> bool;
+    fn is_locked(&self, dir: &Path) -> bool {
+        self.is_locked_at(dir, LockOf::Journal)
+    }
+    /// What is at a path; links are not followed.
+    fn node(&self, path: &Path) -> io::Result<Node>;
     /// The names in a directory.
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>>;
     /// A new file; one of that name is emptied.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Gives a file another name; one that had it has none any more. Both are in one directory.
+    /// Gives a file or a directory another name in the same directory. A file that had it has none any more; a directory
+    /// that had it and has something in it is an error.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Takes a file's name away.
     fn remove(&self, path: &Path) -> io::Result<()>;
+    /// Removes a directory that has nothing in it.
+    fn remove_dir(&self, path: &Path) -> io::Result<()>;
+    /// What is in a file, whoever wrote it, stays.
+    fn sync_file(&self, path: &Path) -> io::Result<()>;
     /// What names there are in the directory stays.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     /// A file to be read. `in_place` is for one that is not changed any more.
@@ -57,6 +113,22 @@ pub(crate) trait View: Debug + Send {
     fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]>;
     /// What is read from now on is what is there from now on.
     fn refresh(&mut self) {}
+}
+
+/// Takes one of a directory's locks; who has it is waited for, for so long.
+pub(super) fn lock_within(
+    disk: &dyn Disk,
+    dir: &Path,
+    which: LockOf,
+    patience: Duration,
+) -> io::Result<Option<Guard>> {
+    let until = Instant::now() + patience;
+    loop {
+        match disk.lock_at(dir, which)? {
+            None if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            other => return Ok(other),
+        }
+    }
 }
 
 /// The machine's own.
@@ -91,13 +163,26 @@ impl Disk for Local {
         }
     }
 
-    fn lock(&self, dir: &Path) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        let file = new_file().truncate(false).open(dir.join(LOCK))?;
-        Ok(if sys::try_lock(&file, 0)? { Some(Box::new(file)) } else { None })
+    fn make_new_dir(&self, path: &Path) -> io::Result<()> {
+        DirBuilder::new().mode(0o700).create(path)
     }
 
-    fn is_locked(&self, dir: &Path) -> bool {
-        File::open(dir.join(LOCK)).and_then(|file| sys::is_locked(&file, 0)).unwrap_or(false)
+    fn lock_at(&self, dir: &Path, which: LockOf) -> io::Result<Option<Guard>> {
+        let file = new_file().truncate(false).open(dir.join(LOCK))?;
+        Ok(if sys::try_lock(&file, which.byte())? { Some(Box::new(file)) } else { None })
+    }
+
+    fn is_locked_at(&self, dir: &Path, which: LockOf) -> bool {
+        File::open(dir.join(LOCK)).and_then(|file| sys::is_locked(&file, which.byte())).unwrap_or(false)
+    }
+
+    fn node(&self, path: &Path) -> io::Result<Node> {
+        let found = fs::symlink_metadata(path)?;
+        Ok(match found.file_type() {
+            kind if kind.is_file() => Node::File(found.len()),
+            kind if kind.is_dir() => Node::Dir,
+            _ => Node::Other,
+        })
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<OsString>> {
@@ -115,6 +200,14 @@ impl Disk for Local {
 
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
+    }
+
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        fs::remove_dir(path)
+    }
+
+    fn sync_file(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
@@ -160,7 +253,7 @@ impl DiskFile for File {
 #[derive(Debug)]
 struct Mapped {
     /// Dropped before the mapping.
-    guard: Guard,
+    guard: guard::Guard,
     map: memmap2::Mmap,
 }
 
@@ -168,7 +261,7 @@ impl Mapped {
     /// `None` where it cannot be mapped, or not be guarded: then it is read piece by piece.
     fn of(file: &File, bytes: u64) -> Option<Mapped> {
         let map = (bytes > 0).then(|| sys::map_unchanging(file))?.ok()?;
-        let guard = Guard::new(map.as_ptr(), map.len()).ok()?;
+        let guard = guard::Guard::new(map.as_ptr(), map.len()).ok()?;
         Some(Mapped { guard, map })
     }
 }

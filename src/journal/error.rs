@@ -77,6 +77,16 @@ pub enum ReplayError {
         /// That it had to have.
         expected: Seq,
     },
+    /// The segment that has the index was removed while it was read: nobody had said that it is needed.
+    #[error("index {seq} was pruned from {}, which begins at index {first} now", dir.display())]
+    Pruned {
+        /// The directory.
+        dir: PathBuf,
+        /// The index.
+        seq: Seq,
+        /// The first index that is there.
+        first: Seq,
+    },
     /// The index is not in the journal.
     #[error("index {seq} is not in {}, which has {first}..{end}", dir.display())]
     NotThere {

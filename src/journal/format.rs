@@ -441,6 +441,18 @@ impl Fields {
         Fields(Vec::with_capacity(bytes))
     }
 
+    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    /// The bytes, and behind them the checksum of all of them.
+    pub(super) fn ended(mut self) -> Vec<u8> {
+        let crc = crc32c::crc32c(&self.0);
+        self.half(crc);
+        self.0
+    }
+
     pub(super) fn words(&mut self, words: &[u64]) -> &mut Self {
         self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self

@@ -34,6 +34,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK, made_true};
 use super::JournalError;
 use super::disk::{Disk, Local};
 use super::format::{HEARD_HELLO, Head, Origin, Point, Spilled, VOID};
+use super::retention::{Retention, prune_some};
 use super::seat::OnJournalPage;
 use super::segment::Cut;
 use super::world::World;
@@ -111,6 +112,7 @@ pub struct JournalOptions {
     segment_bytes: u64,
     sync: SyncPolicy,
     on_failure: OnFailure,
+    retention: Option<Retention>,
     timeout: Duration,
 }
 
@@ -121,6 +123,7 @@ impl Default for JournalOptions {
             segment_bytes: 64 << 20,
             sync: SyncPolicy::default(),
             on_failure: OnFailure::default(),
+            retention: None,
             timeout: Duration::from_secs(1),
         }
     }
@@ -153,6 +156,13 @@ impl JournalOptions {
     /// What becomes of the order when it dies or cannot write; default [`OnFailure::Hold`].
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.on_failure = policy;
+        self
+    }
+
+    /// What is pruned, a few segments at a time, each time a segment is full; default nothing. What fails there is in the
+    /// region's error log, and stops nothing.
+    pub fn retention(mut self, retention: Retention) -> Self {
+        self.retention = Some(retention);
         self
     }
 
@@ -287,6 +297,8 @@ pub struct Journal {
     writer: Writer,
     sync: SyncPolicy,
     on_failure: OnFailure,
+    /// What is pruned, and what last went wrong with that.
+    pruning: Option<(Retention, String)>,
     waiting: Option<Waiting>,
     /// What goes with the position behind what is staged.
     staged_past: Past,
@@ -381,6 +393,7 @@ impl Journal {
             writer,
             sync: options.sync,
             on_failure: options.on_failure,
+            pruning: options.retention.map(|retention| (retention, String::new())),
             waiting: None,
             released,
             durable: Seq::default(),
@@ -467,6 +480,7 @@ impl Journal {
             self.tell();
             // Now there is room for what there was none for: who finds nothing written finds nothing to write.
             self.write_what_fits()?;
+            self.prune();
         }
         if let SyncPolicy::Every(time) = self.sync
             && self.writer.durable() != self.writer.written()
@@ -475,6 +489,20 @@ impl Journal {
             self.sync()?;
         }
         Ok(())
+    }
+
+    /// Removes what does not have to be kept. What fails is said once as long as it is the same.
+    fn prune(&mut self) {
+        let Some((retention, said)) = &mut self.pruning else { return };
+        let (disk, dir) = self.writer.shelf();
+        let error = prune_some(disk, dir, retention).err().map(|error| format!("cannot prune: {error}"));
+        let text = error.unwrap_or_default();
+        if !text.is_empty() && *said != text {
+            let (region, name) = (&self.gate.region, self.gate.name.as_str());
+            region.record(ErrorCode::Journal, name, &text, self.writer.written().next.get());
+            tracing::warn!("{:?}: {name}: {text}", region.path());
+        }
+        *said = text;
     }
 
     /// Whether the segment has no room for what comes next.

@@ -7,30 +7,40 @@
 //! A [`Journal`] writes it: a reader that gates the region, in whatever process, as `seriatim journal` does.
 //! [`Region::wait_durable`](crate::Region::wait_durable) waits until a command is on the disk. [`Replay`] reads it from any index on, [`verify`] checks all of it.
 //!
+//! Beside the segments an engine keeps [`Snapshots`] of its state, and readers their [`Bookmark`]s. [`prune`] removes what
+//! is older than the [`Retention`] asks for and none of these still needs.
+//!
 //! # What is on the disk
 //!
 #![doc = include_str!("FORMAT.md")]
 
+mod bookmark;
 mod disk;
 mod durable;
 mod error;
 mod format;
 mod keeper;
+mod kept;
 mod replay;
 mod restore;
+mod retention;
 mod seat;
 mod segment;
+mod snapshots;
 #[cfg(test)]
 mod tests;
 mod verify;
 mod world;
 mod writer;
 
+pub use bookmark::{Bookmark, BookmarkError, Marked};
 pub use durable::{DurableError, JournalStatus};
 pub use error::{Damage, JournalError, ReplayError};
 pub use format::{Origin, VERSION};
 pub use keeper::{Journal, JournalOptions, OnFailure, SyncPolicy};
 pub use replay::{Record, Replay};
 pub use restore::{Outdated, RestoreError, Restored};
+pub use retention::{Held, Holder, PruneError, Pruned, PrunedSegment, Retention, prune, would_prune};
 pub use segment::Cut;
+pub use snapshots::{Snapshot, SnapshotError, SnapshotWriter, Snapshots};
 pub use verify::{Audit, Problem, verify};

@@ -11,6 +11,7 @@ use seriatim_ring::parts::Address;
 use super::disk::{Disk, Local};
 use super::error::ReplayError;
 use super::format::{Bad, HEARD_HELLO, Origin, Point, VOID};
+use super::kept::LOOKS;
 use super::segment::{self, Cut, Found, Scan, Segment, differs, path_of};
 use crate::Digest;
 use crate::event::Event;
@@ -143,6 +144,17 @@ impl Replay {
     }
 
     pub(super) fn open_on(disk: Arc<dyn Disk>, dir: &Path, in_place: bool) -> Result<Replay, ReplayError> {
+        // What it begins with may be pruned between two looks.
+        for _ in 0..LOOKS {
+            match Self::look(disk.clone(), dir, in_place) {
+                Err(ReplayError::Pruned { .. }) => {}
+                other => return other,
+            }
+        }
+        Self::look(disk, dir, in_place)
+    }
+
+    fn look(disk: Arc<dyn Disk>, dir: &Path, in_place: bool) -> Result<Replay, ReplayError> {
         let failed = |source| ReplayError::Io { path: dir.into(), what: "look into", source };
         // Before what is there is looked at: a journal that begins meanwhile leaves it as it is.
         let is_live = disk.is_locked(dir);
@@ -150,7 +162,7 @@ impl Replay {
         let Some(which) = firsts.len().checked_sub(1) else {
             return Err(ReplayError::Empty { dir: dir.into() });
         };
-        let mut segment = Segment::open(&*disk, dir, firsts[which], in_place, true)?;
+        let mut segment = open_segment(&*disk, dir, firsts[which], in_place, true)?;
         let last = Last::of(&mut segment, None, is_live)?;
         let (offset, at) = segment.beginning();
         let (origin, end) = (segment.header.origin, last.offset);
@@ -223,7 +235,7 @@ impl Replay {
     }
 
     fn open_segment(&self, first: Seq, is_last: bool) -> Result<Segment, ReplayError> {
-        Segment::open(&*self.disk, &self.dir, first, self.in_place, is_last)
+        open_segment(&*self.disk, &self.dir, first, self.in_place, is_last)
     }
 
     /// Goes on in a segment as it is now, at the place where it is.
@@ -301,7 +313,8 @@ impl Replay {
     /// The next record, if there is one. Its checksum and its place in the history have been checked.
     ///
     /// # Errors
-    /// It is damaged, a segment is missing, or the file system failed. The next call meets the same again.
+    /// It is damaged, a segment is missing or was pruned since it was opened, or the file system failed. The next call
+    /// meets the same again.
     #[expect(clippy::should_implement_trait, reason = "what it hands out ends with the next call")]
     pub fn next(&mut self) -> Result<Option<Record<'_>>, ReplayError> {
         let Some(found) = self.step()? else { return Ok(None) };
@@ -362,6 +375,22 @@ fn sealed_end(segment: &Segment) -> Result<u64, ReplayError> {
     let field = "footer, of a segment that others follow,";
     let unsealed = || segment.damage(0, segment.header.start.next, Bad { field, found: 0, expected: 1 });
     segment.footer.map(|footer| footer.end).ok_or_else(unsealed)
+}
+
+/// Opens a segment that was there; tells if it was pruned since.
+fn open_segment(
+    disk: &dyn Disk,
+    dir: &Path,
+    first: Seq,
+    in_place: bool,
+    is_last: bool,
+) -> Result<Segment, ReplayError> {
+    Segment::open(disk, dir, first, in_place, is_last).map_err(|error| {
+        match segment::is_pruned(disk, dir, first, &error) {
+            Some(now) => ReplayError::Pruned { dir: dir.into(), seq: first, first: now },
+            None => error,
+        }
+    })
 }
 
 fn record<'a>(found: &Found, payload: &'a [u8]) -> Record<'a> {

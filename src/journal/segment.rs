@@ -35,10 +35,23 @@ pub(super) fn first_of(name: &OsStr, suffix: &str) -> Option<Seq> {
 
 /// The first indexes of a directory's segments, in order.
 pub(super) fn list(disk: &dyn Disk, dir: &Path) -> io::Result<Vec<Seq>> {
+    list_of(disk, dir, SUFFIX)
+}
+
+/// The indexes of all that is named by one, with such an end, in order.
+pub(super) fn list_of(disk: &dyn Disk, dir: &Path, suffix: &str) -> io::Result<Vec<Seq>> {
     let names = disk.list(dir)?;
-    let mut firsts: Vec<_> = names.iter().filter_map(|name| first_of(name, SUFFIX)).collect();
+    let mut firsts: Vec<_> = names.iter().filter_map(|name| first_of(name, suffix)).collect();
     firsts.sort_unstable_by_key(|first| first.get());
     Ok(firsts)
+}
+
+/// If a segment could not be opened because it is there no more, and none that begins before it is: it was pruned, and
+/// this is what the journal begins with now.
+pub(super) fn is_pruned(disk: &dyn Disk, dir: &Path, first: Seq, error: &ReplayError) -> Option<Seq> {
+    let is_gone = matches!(error, ReplayError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound);
+    let now = if is_gone { list(disk, dir).ok()?.first().copied() } else { None };
+    now.filter(|&now| now > first)
 }
 
 /// What was cut off the end of a journal: what somebody who died there, or a loss of power, left of records that had not

@@ -2,6 +2,7 @@
 
 mod faults;
 mod flips;
+mod kept;
 mod memory_disk;
 mod power;
 mod reading;

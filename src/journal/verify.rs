@@ -1,5 +1,7 @@
-//! Whether a journal is whole: every checksum, every digest, and that each segment goes on where the one before it ends.
+//! Whether a journal is whole: every checksum, every digest, that each segment goes on where the one before it ends, and
+//! that snapshots and bookmarks are of its history.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,11 +10,14 @@ use seriatim_ring::Seq;
 use seriatim_ring::event;
 use seriatim_ring::parts::{Address, Span, Table, table_bytes};
 
+use super::bookmark::{self, BookmarkError, Marked};
 use super::disk::{Disk, Local};
 use super::error::{Damage, ReplayError};
 use super::format::{Bad, HEADER_BYTES, Origin, Point};
+use super::kept;
 use super::replay::own_words;
 use super::segment::{self, Cut, Found, PIECE, Segment, differs};
+use super::snapshots::{Snapshot, SnapshotError, Snapshots};
 use super::world::World;
 use crate::Digest;
 use crate::config::DigestOf;
@@ -32,7 +37,11 @@ pub struct Audit {
     pub end: Seq,
     /// The digest of all before `end`.
     pub digest: Digest,
-    /// What does not hold: of each segment the first thing.
+    /// Snapshots that were looked at, every byte of them.
+    pub snapshots: usize,
+    /// Bookmarks.
+    pub bookmarks: usize,
+    /// What does not hold: of each segment, snapshot and bookmark the first thing.
     pub problems: Vec<Problem>,
     /// What is not whole at the end.
     pub cut: Option<Cut>,
@@ -48,14 +57,23 @@ impl Audit {
 
 /// Something of a journal that does not hold.
 #[derive(Debug)]
-pub struct Problem(ReplayError);
+pub struct Problem(Wrong);
+
+#[derive(Debug)]
+enum Wrong {
+    Journal(ReplayError),
+    Snapshot(SnapshotError),
+    Bookmark(BookmarkError),
+}
 
 impl Problem {
-    /// The damage, if it is one of a segment's bytes.
+    /// The damage, if it is one of a file's bytes. That of a bookmark is at no index.
     #[must_use]
     pub fn damage(&self) -> Option<&Damage> {
         match &self.0 {
-            ReplayError::Damaged(damage) => Some(damage),
+            Wrong::Journal(ReplayError::Damaged(damage))
+            | Wrong::Snapshot(SnapshotError::Damaged(damage))
+            | Wrong::Bookmark(BookmarkError::Damaged(damage)) => Some(damage),
             _ => None,
         }
     }
@@ -63,12 +81,16 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match &self.0 {
+            Wrong::Journal(error) => error.fmt(f),
+            Wrong::Snapshot(error) => error.fmt(f),
+            Wrong::Bookmark(error) => error.fmt(f),
+        }
     }
 }
 
-/// Looks at all of the journal in a directory, payloads and their digests included. Reads it piece by piece, not in place:
-/// what a disk cannot read is told.
+/// Looks at all of the journal in a directory, payloads and their digests included, and at its snapshots and bookmarks.
+/// Reads it piece by piece, not in place: what a disk cannot read is told. What is pruned meanwhile is left out.
 ///
 /// # Errors
 /// There is no journal, or the directory cannot be read.
@@ -78,22 +100,110 @@ pub fn verify(dir: impl AsRef<Path>) -> Result<Audit, ReplayError> {
 
 pub(super) fn verify_on(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Audit, ReplayError> {
     let is_live = disk.is_locked(dir);
+    // Before the segments: what is stored while they are looked at may be of more than these have.
+    let beside = Beside::look(disk, dir)?;
     let failed = |source| ReplayError::Io { path: dir.into(), what: "look into", source };
     let firsts = segment::list(&**disk, dir).map_err(failed)?;
     let Some((&first, &last)) = firsts.first().zip(firsts.last()) else {
         return Err(ReplayError::Empty { dir: dir.into() });
     };
-    let (segments, digest) = (firsts.len(), Digest(0));
-    let audit = Audit { segments, records: 0, first, end: first, digest, problems: Vec::new(), cut: None };
-    let mut looking = Looking { audit, before: None, is_live };
-    for seq in firsts {
+    let audit = Audit {
+        segments: firsts.len(),
+        records: 0,
+        first,
+        end: first,
+        digest: Digest(0),
+        snapshots: 0,
+        bookmarks: 0,
+        problems: Vec::new(),
+        cut: None,
+    };
+    let mut looking = Looking { audit, before: None, is_live, points: beside.points() };
+    for (at, &seq) in firsts.iter().enumerate() {
         if let Err(problem) = looking.at_segment(&**disk, dir, seq, seq == last) {
-            looking.audit.problems.push(Problem(problem));
             // The next one is looked at by itself.
             looking.before = None;
+            if segment::is_pruned(&**disk, dir, seq, &problem).is_some() {
+                looking.audit.segments -= 1;
+                looking.audit.first = firsts.get(at + 1).copied().unwrap_or(seq);
+            } else {
+                looking.audit.problems.push(Problem(Wrong::Journal(problem)));
+            }
         }
     }
+    beside.check(&**disk, dir, looking.points, &mut looking.audit);
     Ok(looking.audit)
+}
+
+/// What is kept beside the segments.
+struct Beside {
+    /// None if there is no segment whose header is whole.
+    of: Option<Snapshots>,
+    snapshots: Vec<(Seq, Result<Snapshot, SnapshotError>)>,
+    bookmarks: Vec<Result<Marked, BookmarkError>>,
+}
+
+/// The digests of a journal at some indexes, where these were met.
+type Points = BTreeMap<Seq, Option<Digest>>;
+
+impl Beside {
+    fn look(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Beside, ReplayError> {
+        let failed = |source| ReplayError::Io { path: dir.into(), what: "look into", source };
+        let firsts = segment::list(&**disk, dir).map_err(failed)?;
+        let (mut snapshots, mut bookmarks) = (Vec::new(), Vec::new());
+        // Whose journal it is says any segment whose header is whole. Without one there is nothing to compare with.
+        let header = firsts.iter().rev().find_map(|&first| kept::header_of(&**disk, dir, first).ok());
+        let of = header.map(|header| Snapshots::with_uuid(disk.clone(), dir, header.origin.uuid));
+        if let Some(of) = &of {
+            let seqs = segment::list_of(&**disk, dir, super::snapshots::SUFFIX).map_err(failed)?;
+            snapshots.extend(seqs.into_iter().map(|seq| (seq, of.get(seq))));
+            bookmarks = bookmark::list(&**disk, dir, of.uuid())?;
+        }
+        Ok(Beside { of, snapshots, bookmarks })
+    }
+
+    /// The indexes at which digests are wanted.
+    fn points(&self) -> Points {
+        let snapshots = self.snapshots.iter().map(|(seq, _)| *seq);
+        let bookmarks = self.bookmarks.iter().flatten().map(|marked| marked.next);
+        snapshots.chain(bookmarks).map(|seq| (seq, None)).collect()
+    }
+
+    fn check(self, disk: &dyn Disk, dir: &Path, points: Points, audit: &mut Audit) {
+        let Some(of) = &self.of else { return };
+        // Where a segment is damaged, what lies behind is not known.
+        let (first, end, is_whole) = (audit.first, audit.end, audit.problems.is_empty());
+        let not_there = |seq| ReplayError::NotThere { dir: dir.into(), seq, first, end };
+        let at = |seq: Seq| points.get(&seq).copied().flatten();
+        for (seq, snapshot) in self.snapshots {
+            let checked = snapshot.and_then(|snapshot| {
+                snapshot.verify()?;
+                match at(seq) {
+                    Some(digest) => snapshot.is_of(digest),
+                    None if is_whole => Err(not_there(seq).into()),
+                    None => Ok(()),
+                }
+            });
+            // What was removed meanwhile is left out.
+            if checked.is_err() && matches!(of.get(seq), Err(SnapshotError::NotThere { .. })) {
+                continue;
+            }
+            audit.snapshots += 1;
+            audit.problems.extend(checked.err().map(|error| Problem(Wrong::Snapshot(error))));
+        }
+        for marked in self.bookmarks {
+            let checked = marked.and_then(|marked| match at(marked.next) {
+                Some(digest) => marked.is_of(dir, digest),
+                // A worker may be ahead of a journal.
+                None if is_whole && marked.next < first && marked.is_still(disk, dir, of.uuid()) => {
+                    Err(not_there(marked.next).into())
+                }
+                None => Ok(()),
+            });
+            audit.bookmarks += 1;
+            audit.problems.extend(checked.err().map(|error| Problem(Wrong::Bookmark(error))));
+        }
+    }
 }
 
 /// How a segment ends: its point, its number, whose it is, and what is known of the order there.
@@ -109,6 +219,7 @@ struct Looking {
     /// How the segment before ends.
     before: Option<Before>,
     is_live: bool,
+    points: Points,
 }
 
 impl Looking {
@@ -149,6 +260,15 @@ impl Looking {
         self.walk(&mut segment, end, &places)
     }
 
+    /// Keeps the digest at a point, if it is wanted.
+    fn note(&mut self, at: &Point) {
+        if !self.points.is_empty()
+            && let Some(digest) = self.points.get_mut(&at.next)
+        {
+            *digest = Some(Digest(at.digest));
+        }
+    }
+
     fn walk(
         &mut self,
         segment: &mut Segment,
@@ -158,6 +278,7 @@ impl Looking {
         let (mut offset, mut at) = segment.beginning();
         let mut places = places.iter().peekable();
         let (origin, mut world) = (segment.header.origin, segment.world.clone());
+        self.note(&at);
         while let Some(found) = segment.next(offset, at, end)? {
             let right = check_payload(segment, &found, &origin)?;
             right.map_err(|bad| segment.damage(found.offset, found.head.seq, bad))?;
@@ -172,6 +293,7 @@ impl Looking {
             at = found.after;
             self.audit.records += 1;
             (self.audit.end, self.audit.digest) = (at.next, Digest(at.digest));
+            self.note(&at);
         }
         if let Some(footer) = segment.footer {
             let same = differs(&footer.after, &at)

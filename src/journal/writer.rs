@@ -316,7 +316,7 @@ fn publish(
 }
 
 /// Writes all of several pieces at an offset.
-fn write_all(file: &dyn DiskFile, mut pieces: &mut [IoSlice<'_>], mut at: u64) -> io::Result<()> {
+pub(super) fn write_all(file: &dyn DiskFile, mut pieces: &mut [IoSlice<'_>], mut at: u64) -> io::Result<()> {
     IoSlice::advance_slices(&mut pieces, 0);
     while !pieces.is_empty() {
         match file.write_at(pieces, at) {
@@ -347,6 +347,11 @@ impl Writer {
     /// Behind all that is known to stay.
     pub(super) fn durable(&self) -> &Point {
         &self.durable
+    }
+
+    /// Where it writes.
+    pub(super) fn shelf(&self) -> (&Arc<dyn Disk>, &Path) {
+        (&self.disk, &self.dir)
     }
 
     /// How many segments were written anew since it began.

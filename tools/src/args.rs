@@ -65,6 +65,20 @@ pub(crate) fn seconds(text: &str) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds).with_context(|| format!("{text} seconds are no time to wait"))
 }
 
+/// A time in seconds, or with m, h or d in minutes, hours or days.
+pub(crate) fn span(text: &str) -> Result<Duration> {
+    let (number, unit) = match text.char_indices().last() {
+        Some((at, 's')) => (&text[..at], 1.0),
+        Some((at, 'm')) => (&text[..at], 60.0),
+        Some((at, 'h')) => (&text[..at], 3_600.0),
+        Some((at, 'd')) => (&text[..at], 86_400.0),
+        _ => (text, 1.0),
+    };
+    let number: f64 =
+        number.parse().with_context(|| format!("`{text}` is no time, as 7d, 12h, 30m or 90 are"))?;
+    Duration::try_from_secs_f64(number * unit).with_context(|| format!("{text} is no time to keep anything"))
+}
+
 /// A time without a move after which one is killed: longer than the sequencer takes to look again, so that nobody is
 /// killed for not having been asked.
 pub(crate) fn patience(text: &str) -> Result<Duration> {
@@ -193,6 +207,14 @@ mod tests {
     fn times_are_in_seconds() {
         assert_eq!(seconds("0.25").unwrap(), Duration::from_millis(250));
         assert!(["-1", "NaN", "1e300", "soon"].iter().all(|text| seconds(text).is_err()));
+    }
+
+    #[test]
+    fn spans_take_units() {
+        assert_eq!(span("90").unwrap(), Duration::from_secs(90));
+        assert_eq!(span("1.5h").unwrap(), Duration::from_secs(5_400));
+        assert_eq!(span("7d").unwrap(), Duration::from_secs(7 * 86_400));
+        assert!(["", "d", "-1d", "1w", "NaN", "1e300d"].iter().all(|text| span(text).is_err()));
     }
 
     #[test]

@@ -7,15 +7,22 @@ use super::*;
 fn found(disk: &MemoryDisk) -> Vec<(String, u64)> {
     let audit = audit(disk);
     assert!(!audit.is_sound());
-    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_string();
+    let name = |path: &Path| path.strip_prefix(DIR).unwrap().to_str().unwrap().to_string();
     let damages = audit.problems.iter().map(|problem| problem.damage().expect("a damage"));
     let cuts = audit.cut.iter().map(|cut| (name(&cut.path), cut.seq.get()));
     damages.map(|damage| (name(&damage.path), damage.seq.get())).chain(cuts).collect()
 }
 
-/// The index to which a byte of a segment belongs: of the record that has it, or if none has, any of the segment's.
+/// The index to which a byte belongs: in a segment that of the record that has it, or if none has, any of the segment's;
+/// in a snapshot its index. A bookmark that is damaged has none.
 fn owner(disk: &MemoryDisk, name: &str, byte: u64) -> std::ops::RangeInclusive<u64> {
-    let first: u64 = name.trim_end_matches(".seg").parse().unwrap();
+    if name.ends_with(".mark") {
+        return 0..=0;
+    }
+    let first: u64 = name[..20].parse().unwrap();
+    if !name.ends_with(".seg") {
+        return first..=first;
+    }
     let mut segment =
         crate::journal::segment::Segment::open(disk, dir(), Seq::new(first), false, true).unwrap();
     let end = segment.footer.map(|footer| footer.end);
@@ -35,16 +42,65 @@ fn owner(disk: &MemoryDisk, name: &str, byte: u64) -> std::ops::RangeInclusive<u
     first..=at.next.get()
 }
 
+/// Snapshots and bookmarks beside it, which are as long as the rest.
+fn keep_some(disk: &MemoryDisk, end: u64) {
+    use crate::journal::{bookmark::Bookmark, snapshots::Snapshots};
+    let disk = || Arc::new(disk.clone());
+    let at = |n| (Seq::new(FIRST + n), crate::Digest(digest_at(FIRST + n)));
+    let snapshots = Snapshots::open_on(disk(), dir()).unwrap();
+    let (seq, digest) = at(end / 4);
+    snapshots.store(seq, digest, &[9; 40_000]).unwrap();
+    let (seq, digest) = at(end / 2);
+    let writer = snapshots.begin(seq, digest).unwrap();
+    for n in 0..30_u8 {
+        let file = disk().create(&writer.dir().join(format!("file {n}"))).unwrap();
+        let bytes = vec![n; 1_000];
+        crate::journal::writer::write_all(&*file, &mut [std::io::IoSlice::new(&bytes)], 0).unwrap();
+    }
+    writer.commit().unwrap();
+    for (name, n) in [("one", 0), ("two", end / 3), ("three", end)] {
+        let (next, digest) = at(n);
+        Bookmark::open_on(disk(), dir(), name).unwrap().keep(next, digest).unwrap();
+    }
+}
+
+/// Of what is small, too, each byte.
+#[test]
+fn every_byte_of_a_manifest_and_a_bookmark_is_looked_at() {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, 16 << 10).unwrap();
+    write(&disk, &mut writer, 30, 6, true);
+    drop(writer);
+    keep_some(&disk, 30);
+    let mut flips = 0;
+    for name in disk.paths().iter().filter(|name| name.ends_with(".mark") || name.ends_with("manifest")) {
+        for byte in 0..disk.len(name) {
+            let bit = byte * 8 + byte % 8;
+            disk.flip(name, bit);
+            let found = found(&disk);
+            let expected = owner(&disk, name, byte);
+            let is_named = |(file, seq): &(String, u64)| file == name && expected.contains(seq);
+            assert!(found.iter().any(is_named), "{name}, byte {byte}: {expected:?}, found {found:?}");
+            disk.flip(name, bit);
+            flips += 1;
+        }
+    }
+    assert!(flips > 800, "{flips}");
+    assert!(audit(&disk).is_sound());
+}
+
 #[test]
 fn two_thousand_flipped_bits_are_all_found() {
     let disk = MemoryDisk::default();
     let mut writer = open(&disk, 16 << 10).unwrap();
     write(&disk, &mut writer, 400, 6, true);
     drop(writer);
-    assert!(audit(&disk).is_sound());
-    let segments = disk.segments();
-    assert!(segments.len() > 4);
-    let sizes: Vec<u64> = segments.iter().map(|name| disk.len(name) * 8).collect();
+    keep_some(&disk, 400);
+    let sound = audit(&disk);
+    assert!(sound.is_sound() && sound.snapshots == 2 && sound.bookmarks == 3, "{sound:?}");
+    let files = disk.paths();
+    assert!(files.len() > 4 + 2 + 3 + 3, "{files:?}");
+    let sizes: Vec<u64> = files.iter().map(|name| disk.len(name) * 8).collect();
     let mut random = Random::new(11);
     let flips = if cfg!(miri) { 10 } else { 2_000 };
     for _ in 0..flips {
@@ -57,7 +113,7 @@ fn two_thousand_flipped_bits_are_all_found() {
                 is_here
             })
             .unwrap();
-        let name = &segments[which];
+        let name = &files[which];
         let expected = owner(&disk, name, bit / 8);
         disk.flip(name, bit);
         let found = found(&disk);

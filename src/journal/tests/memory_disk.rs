@@ -6,31 +6,44 @@
 //! for itself, each sector of 512 bytes of a write for itself. After a sync that failed nothing that had been written before
 //! it is sure any more, whatever later syncs say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::Random;
-use crate::journal::disk::{Disk, DiskFile, View, part};
+use super::{DIR, Random};
+use crate::journal::disk::{Disk, DiskFile, Guard, LockOf, Node, View, part};
 
 pub(super) const SECTOR: u64 = 512;
+
+/// A name: the number of the directory that has it, 0 for the journal's, and what it is called there.
+type Name = (usize, String);
+
+/// What a name stands for: a file or a directory, by its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    File(usize),
+    Dir(usize),
+}
 
 /// What was done.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    Create(String, usize),
-    Rename(String, String),
-    Remove(String),
-    SyncDir,
+    Create(Name, Named),
+    /// In one directory.
+    Rename(Name, String),
+    Remove(Name),
+    SyncDir(usize),
     Len(usize, u64),
     Write(usize, u64, Vec<u8>),
     Sync(usize),
     FailedSync(usize),
     /// Somebody was told that all before an index is durable.
     Acknowledge(u64),
+    /// Somebody was told something else that stays.
+    Told(String, u64),
 }
 
 /// How calls fail.
@@ -53,8 +66,10 @@ pub(super) struct Fault {
 #[derive(Debug, Default)]
 pub(super) struct State {
     files: Vec<Vec<u8>>,
-    names: BTreeMap<String, usize>,
-    is_locked: bool,
+    /// Directories below the journal's.
+    dirs: usize,
+    names: BTreeMap<Name, Named>,
+    locked: HashSet<LockOf>,
     pub(super) log: Vec<Op>,
     /// Calls that could fail.
     pub(super) calls: u64,
@@ -76,11 +91,11 @@ pub(super) struct MemoryDisk(Arc<Mutex<State>>);
 
 /// Unlocks when it is dropped.
 #[derive(Debug)]
-struct Locked(MemoryDisk);
+struct Locked(MemoryDisk, LockOf);
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        self.0.state().is_locked = false;
+        self.0.state().locked.remove(&self.1);
     }
 }
 
@@ -93,15 +108,16 @@ impl MemoryDisk {
     /// A disk of the same content, of which nothing is remembered.
     pub(super) fn copy(&self) -> MemoryDisk {
         let state = self.state();
-        let (files, names) = (state.files.clone(), state.names.clone());
-        MemoryDisk(Arc::new(Mutex::new(State { files, names, ..State::default() })))
+        let (files, names, dirs) = (state.files.clone(), state.names.clone(), state.dirs);
+        MemoryDisk(Arc::new(Mutex::new(State { files, names, dirs, ..State::default() })))
     }
 
     /// Operations that make its content, all of it synced.
     pub(super) fn as_log(&self) -> Vec<Op> {
         let state = self.state();
+        let name = |file: usize| (0, format!("file {file}"));
         let mut log: Vec<Op> =
-            (0..state.files.len()).map(|file| Op::Create(format!("file {file}"), file)).collect();
+            (0..state.files.len()).map(|file| Op::Create(name(file), Named::File(file))).collect();
         for (file, bytes) in state.files.iter().enumerate() {
             log.extend([
                 Op::Write(file, 0, bytes.clone()),
@@ -109,9 +125,9 @@ impl MemoryDisk {
                 Op::Sync(file),
             ]);
         }
-        log.extend((0..state.files.len()).map(|file| Op::Remove(format!("file {file}"))));
-        log.extend(state.names.iter().map(|(name, &file)| Op::Create(name.clone(), file)));
-        log.push(Op::SyncDir);
+        log.extend((0..state.files.len()).map(|file| Op::Remove(name(file))));
+        log.extend(state.names.iter().map(|(name, &named)| Op::Create(name.clone(), named)));
+        log.extend((0..=state.dirs).map(Op::SyncDir));
         log
     }
 
@@ -125,35 +141,54 @@ impl MemoryDisk {
         (state.views, state.bytes_read)
     }
 
+    /// Somebody is told that something stays.
+    pub(super) fn tell(&self, what: &str, index: u64) {
+        self.state().log.push(Op::Told(what.into(), index));
+    }
+
     /// The names of all segments.
     pub(super) fn segments(&self) -> Vec<String> {
-        self.state().names.keys().filter(|name| name.ends_with(".seg")).cloned().collect()
+        self.names().into_iter().filter(|name| name.ends_with(".seg")).collect()
+    }
+
+    /// The names in the journal's directory.
+    pub(super) fn names(&self) -> Vec<String> {
+        self.state().names.keys().filter(|(dir, _)| *dir == 0).map(|(_, name)| name.clone()).collect()
+    }
+
+    /// All files, by their paths from the journal's directory on.
+    pub(super) fn paths(&self) -> Vec<String> {
+        let below = |(path, node)| match node {
+            Node::File(_) => Some(std::path::PathBuf::into_os_string(path).into_string().unwrap()),
+            _ => None,
+        };
+        crate::journal::kept::walk(self, Path::new(DIR)).unwrap().into_iter().filter_map(below).collect()
     }
 
     pub(super) fn len(&self, name: &str) -> u64 {
-        let state = self.state();
-        state.files[state.names[name]].len() as u64
+        self.content(name).len() as u64
     }
 
     pub(super) fn content(&self, name: &str) -> Vec<u8> {
         let state = self.state();
-        state.files[state.names[name]].clone()
+        let file = state.file(&Path::new(DIR).join(name)).unwrap();
+        state.files[file].clone()
     }
 
     pub(super) fn flip(&self, name: &str, bit: u64) {
-        let mut state = self.state();
-        let file = state.names[name];
-        state.files[file][(bit / 8) as usize] ^= 1 << (bit % 8);
+        self.change(name, |file| file[(bit / 8) as usize] ^= 1 << (bit % 8));
     }
 
     pub(super) fn change(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state();
-        let file = state.names[name];
+        let file = state.file(&Path::new(DIR).join(name)).unwrap();
         change(&mut state.files[file]);
     }
 
     pub(super) fn forget(&self, name: &str) {
-        self.state().names.remove(name);
+        let mut state = self.state();
+        let name = state.name(&Path::new(DIR).join(name)).unwrap();
+        state.names.remove(&name);
     }
 }
 
@@ -181,13 +216,38 @@ impl State {
         }
     }
 
-    fn file(&self, path: &Path) -> io::Result<usize> {
-        self.names.get(&name(path)).copied().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
+    /// What is at a path.
+    fn named(&self, path: &Path) -> io::Result<Named> {
+        if path == Path::new(DIR) {
+            return Ok(Named::Dir(0));
+        }
+        let name = self.name(path)?;
+        self.names.get(&name).copied().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }
-}
 
-fn name(path: &Path) -> String {
-    path.file_name().unwrap().to_str().unwrap().into()
+    fn file(&self, path: &Path) -> io::Result<usize> {
+        match self.named(path)? {
+            Named::File(file) => Ok(file),
+            Named::Dir(_) => Err(io::Error::from_raw_os_error(libc::EISDIR)),
+        }
+    }
+
+    fn dir(&self, path: &Path) -> io::Result<usize> {
+        match self.named(path)? {
+            Named::Dir(dir) => Ok(dir),
+            Named::File(_) => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+        }
+    }
+
+    /// What a path names, whether there is something or not, in a directory that there is.
+    fn name(&self, path: &Path) -> io::Result<Name> {
+        let dir = self.dir(path.parent().unwrap())?;
+        Ok((dir, path.file_name().unwrap().to_str().unwrap().into()))
+    }
+
+    fn is_empty(&self, dir: usize) -> bool {
+        !self.names.keys().any(|(of, _)| *of == dir)
+    }
 }
 
 impl Disk for MemoryDisk {
@@ -195,36 +255,61 @@ impl Disk for MemoryDisk {
         self.state().path_call()
     }
 
-    fn lock(&self, _: &Path) -> io::Result<Option<Box<dyn Debug + Send>>> {
-        let was_locked = std::mem::replace(&mut self.state().is_locked, true);
-        Ok(if was_locked { None } else { Some(Box::new(Locked(self.clone()))) })
-    }
-
-    fn is_locked(&self, _: &Path) -> bool {
-        self.state().is_locked
-    }
-
-    fn list(&self, _: &Path) -> io::Result<Vec<OsString>> {
+    fn make_new_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.path_call()?;
-        Ok(state.names.keys().map(OsString::from).collect())
+        let name = state.name(path)?;
+        if state.names.contains_key(&name) {
+            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+        }
+        state.dirs += 1;
+        let dir = Named::Dir(state.dirs);
+        state.names.insert(name.clone(), dir);
+        state.log.push(Op::Create(name, dir));
+        Ok(())
+    }
+
+    fn lock_at(&self, _: &Path, which: LockOf) -> io::Result<Option<Guard>> {
+        let is_free = self.state().locked.insert(which);
+        Ok(if is_free { Some(Box::new(Locked(self.clone(), which))) } else { None })
+    }
+
+    fn is_locked_at(&self, _: &Path, which: LockOf) -> bool {
+        self.state().locked.contains(&which)
+    }
+
+    fn node(&self, path: &Path) -> io::Result<Node> {
+        let mut state = self.state();
+        state.path_call()?;
+        Ok(match state.named(path)? {
+            Named::File(file) => Node::File(state.files[file].len() as u64),
+            Named::Dir(_) => Node::Dir,
+        })
+    }
+
+    fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
+        let mut state = self.state();
+        state.path_call()?;
+        let dir = state.dir(path)?;
+        Ok(state.names.keys().filter(|(of, _)| *of == dir).map(|(_, name)| OsString::from(name)).collect())
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
         let mut state = self.state();
         state.path_call()?;
-        let name = name(path);
+        let name = state.name(path)?;
         let file = match state.names.get(&name) {
-            Some(&file) => {
+            Some(&Named::File(file)) => {
                 state.files[file].clear();
                 state.log.push(Op::Len(file, 0));
                 file
             }
+            Some(Named::Dir(_)) => return Err(io::Error::from_raw_os_error(libc::EISDIR)),
             None => {
                 let file = state.files.len();
                 state.files.push(Vec::new());
-                state.names.insert(name.clone(), file);
-                state.log.push(Op::Create(name, file));
+                state.names.insert(name.clone(), Named::File(file));
+                state.log.push(Op::Create(name, Named::File(file)));
                 file
             }
         };
@@ -234,10 +319,20 @@ impl Disk for MemoryDisk {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.path_call()?;
-        let file = state.file(from)?;
-        state.names.remove(&name(from));
-        state.names.insert(name(to), file);
-        state.log.push(Op::Rename(name(from), name(to)));
+        let named = state.named(from)?;
+        let (from, to) = (state.name(from)?, state.name(to)?);
+        assert_eq!(from.0, to.0, "in one directory");
+        let is_in_the_way = match (named, state.names.get(&to)) {
+            (Named::Dir(_), Some(&Named::Dir(there))) => !state.is_empty(there),
+            (Named::File(_), Some(Named::Dir(_))) | (Named::Dir(_), Some(Named::File(_))) => true,
+            _ => false,
+        };
+        if is_in_the_way {
+            return Err(io::Error::from_raw_os_error(libc::ENOTEMPTY));
+        }
+        state.names.remove(&from);
+        state.names.insert(to.clone(), named);
+        state.log.push(Op::Rename(from, to.1));
         Ok(())
     }
 
@@ -245,15 +340,41 @@ impl Disk for MemoryDisk {
         let mut state = self.state();
         state.path_call()?;
         state.file(path)?;
-        state.names.remove(&name(path));
-        state.log.push(Op::Remove(name(path)));
+        let name = state.name(path)?;
+        state.names.remove(&name);
+        state.log.push(Op::Remove(name));
         Ok(())
     }
 
-    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+    fn remove_dir(&self, path: &Path) -> io::Result<()> {
         let mut state = self.state();
         state.path_call()?;
-        state.log.push(Op::SyncDir);
+        let dir = state.dir(path)?;
+        if !state.is_empty(dir) {
+            return Err(io::Error::from_raw_os_error(libc::ENOTEMPTY));
+        }
+        let name = state.name(path)?;
+        state.names.remove(&name);
+        state.log.push(Op::Remove(name));
+        Ok(())
+    }
+
+    fn sync_file(&self, path: &Path) -> io::Result<()> {
+        let file = {
+            let state = self.state();
+            if state.is_gone {
+                return Err(io::Error::from_raw_os_error(libc::ENOENT));
+            }
+            state.file(path)?
+        };
+        MemoryFile { disk: self.clone(), file }.sync(true)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        state.path_call()?;
+        let dir = state.dir(path)?;
+        state.log.push(Op::SyncDir(dir));
         Ok(())
     }
 
@@ -324,7 +445,7 @@ impl DiskFile for MemoryFile {
 
     fn is_named(&self) -> io::Result<bool> {
         let state = self.disk.state();
-        Ok(!state.is_gone && state.names.values().any(|&file| file == self.file))
+        Ok(!state.is_gone && state.names.values().any(|&named| named == Named::File(self.file)))
     }
 }
 
@@ -422,12 +543,21 @@ pub(super) enum Choice {
 /// What may be on the disk if the power fails after what was done so far; and up to which index had been acknowledged.
 pub(super) fn image(log: &[Op], choice: Choice) -> (MemoryDisk, u64) {
     let mut random = Random::new(if let Choice::Random(seed) = choice { seed } else { 0 });
-    let last_dir_sync = log.iter().rposition(|op| matches!(op, Op::SyncDir));
+    let mut last_sync = BTreeMap::new();
+    for (at, op) in log.iter().enumerate() {
+        if let Op::SyncDir(dir) = op {
+            last_sync.insert(*dir, at);
+        }
+    }
     let mut names = BTreeMap::new();
     let mut acknowledged = 0;
-    let mut files = 0;
+    let (mut files, mut dirs) = (0, 0);
     for (at, op) in log.iter().enumerate() {
-        let is_synced = last_dir_sync.is_some_and(|sync| at < sync);
+        let dir = match op {
+            Op::Create((dir, _), _) | Op::Rename((dir, _), _) | Op::Remove((dir, _)) => *dir,
+            _ => 0,
+        };
+        let is_synced = last_sync.get(&dir).is_some_and(|&sync| at < sync);
         let keeps = is_synced
             || match choice {
                 Choice::Nothing | Choice::WritesAlone => false,
@@ -435,7 +565,8 @@ pub(super) fn image(log: &[Op], choice: Choice) -> (MemoryDisk, u64) {
                 Choice::Random(_) => random.below(2) == 0,
             };
         match op {
-            Op::Create(_, file) => files = files.max(file + 1),
+            Op::Create(_, Named::File(file)) => files = files.max(file + 1),
+            Op::Create(_, Named::Dir(dir)) => dirs = dirs.max(*dir),
             Op::Acknowledge(index) => acknowledged = *index,
             _ => {}
         }
@@ -454,40 +585,34 @@ pub(super) fn image(log: &[Op], choice: Choice) -> (MemoryDisk, u64) {
     };
     let mut keeps = keeps;
     let files = (0..files).map(|file| content(log, file, &mut keeps)).collect();
-    (MemoryDisk(Arc::new(Mutex::new(State { files, names, ..State::default() }))), acknowledged)
+    (MemoryDisk(Arc::new(Mutex::new(State { files, names, dirs, ..State::default() }))), acknowledged)
 }
 
 /// What the operation at a place of the log makes of the names.
-fn apply_name(names: &mut BTreeMap<String, usize>, log: &[Op], at: usize) {
+fn apply_name(names: &mut BTreeMap<Name, Named>, log: &[Op], at: usize) {
     match &log[at] {
-        Op::Create(name, file) => {
-            names.insert(name.clone(), *file);
-        }
-        Op::Remove(name) => {
-            names.remove(name);
-        }
         Op::Rename(from, to) => {
-            // Whose file it was then, also if its first name was lost.
+            // What it was then, also if its first name was lost.
             let mut then = BTreeMap::new();
-            (0..at).for_each(|before| apply_name_in_order(&mut then, &log[before]));
+            log[..at].iter().for_each(|before| apply_name_in_order(&mut then, before));
             names.remove(from);
-            names.insert(to.clone(), then[from]);
+            names.insert((from.0, to.clone()), then[from]);
         }
-        _ => {}
+        op => apply_name_in_order(names, op),
     }
 }
 
-fn apply_name_in_order(names: &mut BTreeMap<String, usize>, op: &Op) {
+fn apply_name_in_order(names: &mut BTreeMap<Name, Named>, op: &Op) {
     match op {
-        Op::Create(name, file) => {
-            names.insert(name.clone(), *file);
+        Op::Create(name, named) => {
+            names.insert(name.clone(), *named);
         }
         Op::Remove(name) => {
             names.remove(name);
         }
         Op::Rename(from, to) => {
-            let file = names.remove(from).expect("it has been made");
-            names.insert(to.clone(), file);
+            let named = names.remove(from).expect("it has been made");
+            names.insert((from.0, to.clone()), named);
         }
         _ => {}
     }

@@ -6,11 +6,16 @@ use super::*;
 const SEGMENT: u64 = 6 << 10;
 
 /// Moments at which something has changed: after each operation.
-fn moments(log: &[Op]) -> impl Iterator<Item = usize> + '_ {
-    (0..=log.len()).filter(|&at| at == 0 || !matches!(log[at - 1], Op::Acknowledge(_)))
+pub(super) fn moments(log: &[Op]) -> impl Iterator<Item = usize> + '_ {
+    (0..=log.len()).filter(|&at| at == 0 || !is_told(&log[at - 1]))
 }
 
-fn choices(at: usize, random: u64) -> Vec<Choice> {
+/// Whether nothing changes by it.
+pub(super) fn is_told(op: &Op) -> bool {
+    matches!(op, Op::Acknowledge(_) | Op::Told(..))
+}
+
+pub(super) fn choices(at: usize, random: u64) -> Vec<Choice> {
     let some = [Choice::Nothing, Choice::Everything, Choice::WritesAlone, Choice::NamesAlone];
     some.into_iter().chain((0..random).map(|n| Choice::Random(at as u64 * 1_000 + n))).collect()
 }
@@ -20,7 +25,7 @@ pub(super) fn all_images_recover(log: &[Op], random: u64, first_segment: u64) ->
     let mut images = 0;
     for at in moments(log) {
         // An acknowledgement that comes next belongs to this moment: it was made while nothing changed.
-        let end = at + log[at..].iter().take_while(|op| matches!(op, Op::Acknowledge(_))).count();
+        let end = at + log[at..].iter().take_while(|op| is_told(op)).count();
         for choice in choices(at, random) {
             let (disk, acknowledged) = image(&log[..end], choice);
             let is_sound =
@@ -142,7 +147,7 @@ fn die_at(disk: &MemoryDisk, from: u64) -> bool {
 #[test]
 fn the_model_notices_a_sync_that_is_missing() {
     let log = written(true, 3, 30);
-    for is_dropped in [|op: &Op| matches!(op, Op::Sync(_)), |op: &Op| matches!(op, Op::SyncDir)] {
+    for is_dropped in [|op: &Op| matches!(op, Op::Sync(_)), |op: &Op| matches!(op, Op::SyncDir(_))] {
         let without: Vec<_> = log.iter().filter(|op| !is_dropped(op)).cloned().collect();
         let (disk, acknowledged) = image(&without, Choice::Nothing);
         let end = open(&disk, SEGMENT).map(|writer| writer.durable().next.get());

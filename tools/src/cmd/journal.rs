@@ -2,14 +2,16 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
 use serde::Serialize;
 use seriatim::journal::{self, Audit, Journal, JournalOptions, OnFailure, Replay, ReplayError, SyncPolicy};
 
+use super::prune::{self, Limits};
 use crate::Outcome;
-use crate::args::{seconds, size};
+use crate::args::{seconds, size, span};
 use crate::output::{self, Report, complain};
 use crate::signal::Stop;
 use crate::{log, open};
@@ -18,17 +20,20 @@ const EXAMPLES: &str = "\
 Examples:
   seriatim journal /dev/shm/orders /var/lib/orders &
   seriatim journal /dev/shm/orders /var/lib/orders --sync 0.1 --segment-bytes 256M
+  seriatim journal /dev/shm/orders /var/lib/orders --keep-bytes 10G --keep-for 7d
   seriatim journal verify /var/lib/orders
   seriatim journal stat /var/lib/orders
+  seriatim journal prune /var/lib/orders --keep-for 7d --dry-run
   seriatim replay /var/lib/orders --from 1000
 
 It prints one line once it writes. It gates: what it has not written stays in the region. When it ends, however it ends,
 its gate stays, and the order waits for the next `journal` of that name, which goes on where this one was; without one,
 `sequence --without-journal` lets the order go on, and --go-on never has it wait. SIGTERM or SIGINT makes it write what is
-there, seal the segment, and end.
+there, seal the segment, and end. With a --keep it prunes, as `journal prune` does, each time that a
+segment is full, a few at a time; what fails there is in the region's error log.
 
-Exit code: 0 ended by a signal or with the order, 2 could not go on. Of `verify`: 0 when all of it is whole, 1 when
-something is not, 2 when it could not be looked at.";
+Exit code: 0 ended by a signal or with the order, 2 could not go on. Of `verify`: 0 when all of it is whole,
+snapshots and bookmarks as well, 1 when something is not, 2 when it could not be looked at.";
 
 /// Write a region's order to disk, every command of it, synced before it counts as durable.
 #[derive(Debug, ClapArgs)]
@@ -45,8 +50,10 @@ pub(crate) struct Args {
 enum Look {
     /// Check every checksum, every digest, and that nothing is missing
     Verify(DirArgs),
-    /// Say what indexes a journal has, and how it ends
+    /// Say what indexes a journal has, how it ends, and what snapshots and bookmarks there are
     Stat(DirArgs),
+    Prune(prune::PruneArgs),
+    Forget(prune::ForgetArgs),
 }
 
 #[derive(Debug, ClapArgs)]
@@ -74,6 +81,15 @@ struct WriteArgs {
     /// Disk space to reserve for a segment [K, M and G are taken]
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = size)]
     segment_bytes: u64,
+    /// Prune: keep at most so many bytes of segments [K, M and G are taken]
+    #[arg(long, value_name = "BYTES", value_parser = size)]
+    keep_bytes: Option<u64>,
+    /// Prune: keep segments that ended at most so long ago [seconds; m, h and d are taken]
+    #[arg(long, value_name = "TIME", value_parser = span)]
+    keep_for: Option<Duration>,
+    /// Prune: keep so many snapshots, the newest; at least 1 [default: 2]
+    #[arg(long, value_name = "N")]
+    keep_snapshots: Option<usize>,
     /// Let the order go on without this journal when it cannot write or has died
     #[arg(long)]
     go_on: bool,
@@ -100,6 +116,8 @@ impl Args {
         match (self.look, self.write) {
             (Some(Look::Verify(args)), _) => verify(&args),
             (Some(Look::Stat(args)), _) => stat(&args),
+            (Some(Look::Prune(args)), _) => prune::prune(&args),
+            (Some(Look::Forget(args)), _) => prune::forget(&args),
             (None, Some(args)) => write(&args),
             (None, None) => bail!("a region and a directory are wanted"),
         }
@@ -111,11 +129,16 @@ fn write(args: &WriteArgs) -> Result<Outcome> {
     let stop = Stop::install()?;
     let region = open::to_attach(&args.path, false)?;
     let on_failure = if args.go_on { OnFailure::GoOn } else { OnFailure::Hold };
-    let options = JournalOptions::new()
+    let mut options = JournalOptions::new()
         .name(&args.name)
         .segment_bytes(args.segment_bytes)
         .sync(args.sync)
         .on_failure(on_failure);
+    let WriteArgs { keep_bytes, keep_for, keep_snapshots, .. } = *args;
+    let limits = Limits { keep_bytes, keep_for, keep_snapshots };
+    if limits.is_any() {
+        options = options.retention(limits.retention());
+    }
     let mut journal = Journal::open(&region, &args.dir, &options)?;
     if let Some(cut) = journal.cut() {
         complain(format_args!("{cut}"));
@@ -177,6 +200,8 @@ struct VerifyReport {
     /// The index behind the last record that is right, and the digest of all before it.
     end: u64,
     digest: String,
+    snapshots: usize,
+    bookmarks: usize,
     problems: Vec<String>,
     /// What is not whole at the end, or is being written.
     tail: Option<String>,
@@ -192,6 +217,8 @@ impl VerifyReport {
             first: found.first.get(),
             end: found.end.get(),
             digest: found.digest.to_string(),
+            snapshots: found.snapshots,
+            bookmarks: found.bookmarks,
             problems: found.problems.iter().map(ToString::to_string).collect(),
             tail: found.cut.as_ref().map(ToString::to_string),
         }
@@ -205,6 +232,7 @@ impl Report for VerifyReport {
             out,
             "{dir}: indexes {first}..{end}, digest {digest}, {records} records in {segments} segments"
         )?;
+        writeln!(out, "beside it {} snapshots and {} bookmarks", self.snapshots, self.bookmarks)?;
         for problem in &self.problems {
             writeln!(out, "problem: {problem}")?;
         }
@@ -223,7 +251,7 @@ fn stat(args: &DirArgs) -> Result<Outcome> {
         }
         opened => opened?,
     };
-    let end = replay.end();
+    let (end, beside) = (replay.end(), prune::Beside::of(&args.dir)?);
     let report = StatReport {
         dir: args.dir.display().to_string(),
         region: replay.origin().uuid.to_string(),
@@ -233,10 +261,11 @@ fn stat(args: &DirArgs) -> Result<Outcome> {
         sealed: !replay.is_open_ended(),
         tail: replay.cut().map(ToString::to_string),
         digest_of: replay.origin().digest_of.to_string(),
-        digest: replay.from(end)?.digest().to_string(),
+        digest: replay.end_digest().to_string(),
+        beside,
     };
     output::print(&report, args.json)?;
-    Ok(Outcome::Done)
+    Ok(if report.beside.is_sound() { Outcome::Done } else { Outcome::Problem })
 }
 
 #[derive(Debug, Serialize)]
@@ -254,18 +283,18 @@ struct StatReport {
     sealed: bool,
     /// What is not whole at its end, or is being written.
     tail: Option<String>,
+    #[serde(flatten)]
+    beside: prune::Beside,
 }
 
 impl Report for StatReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let StatReport { dir, region, segments, first, end, digest, digest_of, sealed, tail } = self;
+        let StatReport { dir, region, segments, first, end, digest, digest_of, sealed, tail, beside } = self;
         writeln!(out, "{dir}: the order of region {region}")?;
         writeln!(out, "indexes: {first}..{end} in {segments} segments")?;
         writeln!(out, "digest: {digest}, of: {digest_of}")?;
         writeln!(out, "its last segment is {}", if *sealed { "sealed" } else { "open" })?;
-        match tail {
-            Some(tail) => writeln!(out, "{tail}"),
-            None => Ok(()),
-        }
+        tail.iter().try_for_each(|tail| writeln!(out, "{tail}"))?;
+        beside.text(out)
     }
 }

@@ -5,6 +5,7 @@ mod create;
 mod errors;
 mod inspect;
 mod journal;
+mod prune;
 mod remove;
 mod replay;
 mod run;
