@@ -145,6 +145,20 @@ pub enum ConfigError {
         /// The next that is allowed.
         next: u64,
     },
+    /// Bytes of spills must be 0, for none, or a power of two in a range.
+    #[error(
+        "spill bytes is {found}, expected 0, for none, or a power of two from {low} to {high} (next: {next})"
+    )]
+    SpillBytes {
+        /// What it is.
+        found: u64,
+        /// The lowest that is allowed beside 0.
+        low: u64,
+        /// The highest that is allowed.
+        high: u64,
+        /// The next that is allowed.
+        next: u64,
+    },
     /// It is out of range.
     #[error("{field} is {found}, expected {low} to {high}")]
     Range {
@@ -363,7 +377,7 @@ impl Geometry {
         power_of_two("lane cells", self.lane_cells, 2, 1 << 18)?;
         power_of_two("lane bytes", self.lane_bytes, 128, 1 << 40)?;
         if self.spill_bytes != 0 {
-            power_of_two("spill bytes", self.spill_bytes, 2 << 20, 1 << 48)?;
+            power_of_two("spill bytes", self.spill_bytes, 2 << 20, 1 << 48).map_err(or_none)?;
         }
         let numbers = [
             ("producers", self.producers, 1, 1000),
@@ -382,6 +396,16 @@ impl Geometry {
             lane_cells: self.lane_cells,
             lane_bytes: self.lane_bytes,
         })
+    }
+}
+
+/// For what can be 0 as well.
+fn or_none(error: ConfigError) -> ConfigError {
+    match error {
+        ConfigError::PowerOfTwo { found, low, high, next, .. } => {
+            ConfigError::SpillBytes { found, low, high, next }
+        }
+        error => error,
     }
 }
 
@@ -404,7 +428,11 @@ mod tests {
             (Config::new().order_slots(1 << 25), "33554432", "next: 16777216"),
             (Config::new().lane_cells(1 << 63), "9223372036854775808", "262144"),
             (Config::new().lane_bytes(u64::MAX), "18446744073709551615", "1099511627776"),
-            (Config::new().spill_bytes(1 << 20), "spill bytes is 1048576", "next: 2097152"),
+            (
+                Config::new().spill_bytes(1 << 20),
+                "spill bytes is 1048576, expected 0, for none, or",
+                "next: 2097152",
+            ),
             (Config::new().spill_bytes(3 << 40), "spill bytes is 3298534883328", "next: 4398046511104"),
             (Config::new().producers(1001), "producers is 1001", "1 to 1000"),
             (Config::new().workers(0), "workers is 0", "1 to 1024"),

@@ -65,7 +65,7 @@
 //! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place, [`submit_parts`](Producer::submit_parts) divides a command among workers, [`submit_to`](Producer::submit_to) is for one |
 //! | [`Worker`] | receives everything that is for it, at the same index as everyone else, and gates: what it has not passed stays |
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
-//! | [`journal`] | the order on disk: writing it, waiting until a command is durable, reading it back |
+//! | [`journal`] | the order on disk: writing it, waiting until a command is durable, reading it back, following it as a standby |
 //! | [`channel`] | commands of a type of one's own; controllers that supersede each other |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
 //! | [`Digest`] | one number for all commands before an index |

@@ -135,6 +135,31 @@ pub enum JournalError {
         /// Whose it had to be.
         expected: Uuid,
     },
+    /// The directory is a standby's, which follows another one and has not been promoted.
+    #[error(
+        "{} is a standby of {}: promote it first (`seriatim journal promote`), when nobody writes there any more",
+        dir.display(), followed.display()
+    )]
+    Standby {
+        /// The directory.
+        dir: PathBuf,
+        /// The one that it follows.
+        followed: PathBuf,
+    },
+    /// A standby of the directory was promoted, and goes on.
+    #[error(
+        "{} was superseded at index {next} by {}: go on there; or have this one follow that (`seriatim journal follow \
+         --adopt`)",
+        dir.display(), by.display()
+    )]
+    Superseded {
+        /// The directory.
+        dir: PathBuf,
+        /// The one that goes on.
+        by: PathBuf,
+        /// The index at which it does.
+        next: Seq,
+    },
     /// What lies between the journal's end and what the region still has is in neither.
     #[error(
         "{} ends at index {end}, but the region no longer has what is before {start}: \

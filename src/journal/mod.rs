@@ -5,7 +5,8 @@
 //! one rank or with parts, those of superseded controllers, and the sequencer's own.
 //!
 //! A [`Journal`] writes it: a reader that gates the region, in whatever process, as `seriatim journal` does.
-//! [`Region::wait_durable`](crate::Region::wait_durable) waits until a command is on the disk. [`Replay`] reads it from any index on, [`verify`] checks all of it.
+//! [`Region::wait_durable`](crate::Region::wait_durable) waits until a command is on the disk. [`Replay`] reads it from any
+//! index on, [`verify`] checks all of it. A [`Standby`] follows it into another directory, and can take its place.
 //!
 //! Beside the segments an engine keeps [`Snapshots`] of its state, and readers their [`Bookmark`]s. [`prune`] removes what
 //! is older than the [`Retention`] asks for and none of these still needs.
@@ -17,6 +18,7 @@
 mod bookmark;
 mod disk;
 mod durable;
+mod duty;
 mod error;
 mod format;
 mod keeper;
@@ -27,6 +29,7 @@ mod retention;
 mod seat;
 mod segment;
 mod snapshots;
+mod standby;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -35,6 +38,7 @@ mod writer;
 
 pub use bookmark::{Bookmark, BookmarkError, Marked};
 pub use durable::{DurableError, JournalStatus};
+pub use duty::Duty;
 pub use error::{Damage, JournalError, ReplayError};
 pub use format::{Origin, VERSION};
 pub use keeper::{Journal, JournalOptions, OnFailure, SyncPolicy};
@@ -43,4 +47,5 @@ pub use restore::{Outdated, RestoreError, Restored};
 pub use retention::{Held, Holder, PruneError, Pruned, PrunedSegment, Retention, prune, would_prune};
 pub use segment::Cut;
 pub use snapshots::{Snapshot, SnapshotError, SnapshotWriter, Snapshots};
-pub use verify::{Audit, Problem, verify};
+pub use standby::{Lag, Promoted, Standby, StandbyError, StandbyOptions};
+pub use verify::{Audit, Problem, verify, verify_with};

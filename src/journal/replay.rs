@@ -10,9 +10,10 @@ use seriatim_ring::parts::Address;
 
 use super::disk::{Disk, Local};
 use super::error::ReplayError;
-use super::format::{Bad, HEARD_HELLO, Origin, Point, VOID};
+use super::format::{Bad, HEARD_HELLO, Head, Origin, Point, VOID};
 use super::kept::LOOKS;
 use super::segment::{self, Cut, Found, Scan, Segment, differs, path_of};
+use super::world::SeatOf;
 use crate::Digest;
 use crate::event::Event;
 
@@ -320,6 +321,14 @@ impl Replay {
         let Some(found) = self.step()? else { return Ok(None) };
         let payload = self.segment.payload(&found)?;
         Ok(Some(record(&found, payload)))
+    }
+
+    /// As [`next`](Self::next), with its head as it is written, and where the journal sat that wrote it.
+    pub(super) fn next_whole(&mut self) -> Result<Option<(Head, SeatOf, Record<'_>)>, ReplayError> {
+        let Some(found) = self.step()? else { return Ok(None) };
+        let seat = self.segment.world.seat;
+        let payload = self.segment.payload(&found)?;
+        Ok(Some((found.head, seat, record(&found, payload))))
     }
 
     fn step(&mut self) -> Result<Option<Found>, ReplayError> {

@@ -28,13 +28,14 @@ use seriatim_ring::order::Follower;
 use seriatim_ring::sync::{AtomicU64, Ordering};
 
 use super::disk::Local;
+use super::duty::Duty;
 use super::error::{JournalError, ReplayError};
-use super::format::Point;
+use super::format::{Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
 use super::replay::Replay;
 use super::segment::Cut;
 use super::world::{LaneOf, MemberOf, SeatOf, Standing, World};
-use super::writer::Shelf;
+use super::writer::{Ending, Shelf};
 use crate::config::Config;
 use crate::crash_point;
 use crate::error::{AttachError, CreateError, RemoveError};
@@ -223,6 +224,7 @@ impl Region {
         config: &Config,
     ) -> Result<Restored, RestoreError> {
         let (path, dir) = (absolute(path.as_ref()), dir.as_ref());
+        Duty::check(&Local, dir)?;
         // First, for somebody may be writing it.
         let replay = Replay::open(dir)?;
         let (outdated, next) = match fit(&path, dir, &replay)? {
@@ -240,6 +242,22 @@ impl Region {
         Ok(restored)
     }
 
+    /// As [`restore`](Self::restore), as a region [without a name](Self::anonymous): there is none to be replaced.
+    ///
+    /// # Errors
+    /// [`RestoreError`].
+    pub fn restore_anonymous(dir: impl AsRef<Path>, config: &Config) -> Result<Restored, RestoreError> {
+        let dir = dir.as_ref();
+        Duty::check(&Local, dir)?;
+        // Locked until the region is there, as below.
+        let shelf = Shelf::open(Arc::new(Local), dir, None, LINGER)?;
+        let (ending, origin) = goes_on(&shelf, dir)?;
+        let (at, world) = (ending.point, &ending.world);
+        let region = Region::unnamed(&config.as_of(origin), Some(origin.uuid), |map| fill(map, &at, world))?;
+        let (next, digest, cut) = (at.next, Digest(at.digest), ending.cut.clone());
+        Ok(Restored { region, next, digest, cut, replaced: None })
+    }
+
     /// Opens the region at `path`, or [restores](Self::restore) it first if it is missing or outdated: what a sequencer
     /// does that starts after everything has died. Where there is no journal yet, the region is opened as it is.
     ///
@@ -251,6 +269,7 @@ impl Region {
         config: &Config,
     ) -> Result<(Region, Option<Restored>), RestoreError> {
         let (path, dir) = (absolute(path.as_ref()), dir.as_ref());
+        Duty::check(&Local, dir)?;
         let replay = match Replay::open(dir) {
             Ok(replay) => replay,
             Err(error) if is_nothing(&error) => {
@@ -347,14 +366,9 @@ fn restore(
     crate::crash::arm();
     // Locked until the region is there: no journal begins meanwhile, and nobody else restores.
     let shelf = Shelf::open(Arc::new(Local), dir, None, LINGER)?;
-    let (Some(ending), Some(origin)) = (&shelf.ending, shelf.origin()) else {
-        return Err(ReplayError::Empty { dir: dir.into() }.into());
-    };
+    let (ending, origin) = goes_on(&shelf, dir)?;
     crash_point!("restore.sealed");
     let (at, world) = (ending.point, &ending.world);
-    if world.standing == Standing::Poisoned {
-        return Err(RestoreError::Poisoned { dir: dir.into(), end: at.next });
-    }
     let new = Region::prepare(path, &config.as_of(origin), Some(origin.uuid), |map| fill(map, &at, world))?;
     crash_point!("restore.filled");
     if outdated.is_some() {
@@ -364,6 +378,17 @@ fn restore(
     let region = new.publish()?;
     let (next, digest, cut) = (at.next, Digest(at.digest), ending.cut.clone());
     Ok(Restored { region, next, digest, cut, replaced: outdated })
+}
+
+/// How a journal ends, if a region can go on there.
+fn goes_on<'s>(shelf: &'s Shelf, dir: &Path) -> Result<(&'s Ending, &'s Origin), RestoreError> {
+    let (Some(ending), Some(origin)) = (&shelf.ending, shelf.origin()) else {
+        return Err(ReplayError::Empty { dir: dir.into() }.into());
+    };
+    if ending.world.standing == Standing::Poisoned {
+        return Err(RestoreError::Poisoned { dir: dir.into(), end: ending.point.next });
+    }
+    Ok((ending, origin))
 }
 
 /// Writes what a region begins with that goes on at a point.

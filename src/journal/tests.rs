@@ -7,6 +7,7 @@ mod memory_disk;
 mod power;
 mod reading;
 mod restore;
+mod standby;
 mod whole;
 
 use std::path::Path;

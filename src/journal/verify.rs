@@ -95,10 +95,27 @@ impl fmt::Display for Problem {
 /// # Errors
 /// There is no journal, or the directory cannot be read.
 pub fn verify(dir: impl AsRef<Path>) -> Result<Audit, ReplayError> {
-    verify_on(&(Arc::new(Local) as Arc<dyn Disk>), dir.as_ref())
+    verify_with(dir, |_, _| {})
 }
 
+/// As [`verify`], and tells after each segment how many have been looked at, and how many there are.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_with(dir: impl AsRef<Path>, each: impl FnMut(usize, usize)) -> Result<Audit, ReplayError> {
+    verify_each(&(Arc::new(Local) as Arc<dyn Disk>), dir.as_ref(), each)
+}
+
+#[cfg(test)]
 pub(super) fn verify_on(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Audit, ReplayError> {
+    verify_each(disk, dir, |_, _| {})
+}
+
+fn verify_each(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    mut each: impl FnMut(usize, usize),
+) -> Result<Audit, ReplayError> {
     let is_live = disk.is_locked(dir);
     // Before the segments: what is stored while they are looked at may be of more than these have.
     let beside = Beside::look(disk, dir)?;
@@ -130,6 +147,7 @@ pub(super) fn verify_on(disk: &Arc<dyn Disk>, dir: &Path) -> Result<Audit, Repla
                 looking.audit.problems.push(Problem(Wrong::Journal(problem)));
             }
         }
+        each(at + 1, firsts.len());
     }
     beside.check(&**disk, dir, looking.points, &mut looking.audit);
     Ok(looking.audit)

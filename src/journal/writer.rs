@@ -21,13 +21,14 @@ use std::time::{Duration, Instant};
 
 use super::JournalError;
 use super::disk::{Disk, DiskFile};
+use super::duty::Duty;
 use super::error::ReplayError;
 use super::format::{
     ALIGN, FOOTER_BYTES, Footer, Head, Header, MARK_BYTES, Origin, PLACE_BYTES, Place, Point, STRIDE,
     encode_mark,
 };
 use super::segment::{self, Cut, NEW_SUFFIX, SUFFIX, Segment, path_of};
-use super::world::World;
+use super::world::{SeatOf, World};
 use crate::crash_point;
 use crate::fold::Corrupt;
 use crate::payload;
@@ -160,8 +161,26 @@ pub(super) struct Shelf {
     pub(super) ending: Option<Ending>,
 }
 
-fn io_error<'p>(path: &'p Path, what: &'static str) -> impl Fn(io::Error) -> JournalError + use<'p> {
+pub(super) fn io_error<'p>(
+    path: &'p Path,
+    what: &'static str,
+) -> impl Fn(io::Error) -> JournalError + use<'p> {
     move |source| JournalError::Io { path: path.into(), what, source }
+}
+
+/// Locks a directory. Who has it locked may be dying, and is waited for, for so long; `None` if it has it still.
+pub(super) fn lock(
+    disk: &dyn Disk,
+    dir: &Path,
+    linger: Duration,
+) -> Result<Option<Box<dyn std::fmt::Debug + Send>>, JournalError> {
+    let until = Instant::now() + linger;
+    loop {
+        match disk.lock(dir).map_err(io_error(dir, "lock"))? {
+            None if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            locked => return Ok(locked),
+        }
+    }
 }
 
 impl Shelf {
@@ -173,18 +192,27 @@ impl Shelf {
         origin: Option<Origin>,
         linger: Duration,
     ) -> Result<Shelf, JournalError> {
+        let shelf = Self::lock(disk, dir, origin, linger)?;
+        Duty::check(&*shelf.disk, dir)?;
+        shelf.recovered()
+    }
+
+    /// Locks a directory, whatever it is [for](Duty), and looks at nothing in it yet.
+    pub(super) fn lock(
+        disk: Arc<dyn Disk>,
+        dir: &Path,
+        origin: Option<Origin>,
+        linger: Duration,
+    ) -> Result<Shelf, JournalError> {
         disk.make_dir(dir).map_err(io_error(dir, "make directory"))?;
-        let until = Instant::now() + linger;
-        let lock = loop {
-            match disk.lock(dir).map_err(io_error(dir, "lock"))? {
-                Some(lock) => break lock,
-                None if Instant::now() >= until => return Err(JournalError::Busy { dir: dir.into() }),
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        };
-        let mut shelf = Shelf { disk, dir: dir.into(), lock, origin, number: 0, ending: None };
-        shelf.recover()?;
-        Ok(shelf)
+        let lock = lock(&*disk, dir, linger)?.ok_or_else(|| JournalError::Busy { dir: dir.into() })?;
+        Ok(Shelf { disk, dir: dir.into(), lock, origin, number: 0, ending: None })
+    }
+
+    /// Seals what a predecessor left.
+    pub(super) fn recovered(mut self) -> Result<Shelf, JournalError> {
+        self.recover()?;
+        Ok(self)
     }
 
     /// Whose journal it is, if that is known.
@@ -299,7 +327,7 @@ fn rewrite(
 }
 
 /// Gives a file that is complete its name, for good.
-fn publish(
+pub(super) fn publish(
     disk: &dyn Disk,
     dir: &Path,
     file: &dyn DiskFile,
@@ -503,6 +531,30 @@ impl Writer {
         self.number = follower_of(&open.header, &self.written);
         self.open = None;
         Ok(())
+    }
+
+    /// Whether the segment says that its journal sits there.
+    pub(super) fn is_seated(&self, seat: &SeatOf) -> bool {
+        self.world.seat == *seat
+    }
+
+    #[cfg(test)]
+    pub(super) fn seat(&self) -> SeatOf {
+        self.world.seat
+    }
+
+    /// Notes where the journal sits whose records come next; a new segment says it, if that is news. Nothing is staged.
+    pub(super) fn reseat(&mut self, seat: SeatOf) -> Result<(), JournalError> {
+        if self.world.seat == seat {
+            return Ok(());
+        }
+        self.seal()?;
+        if let Some(open) = self.open.take() {
+            // It has nothing: the new one begins at the same index, and takes its name.
+            self.number = open.header.number;
+        }
+        self.world.seat = seat;
+        self.ready()
     }
 
     /// Sees to it that there is a segment to write into, whatever came before.

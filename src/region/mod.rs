@@ -120,11 +120,20 @@ impl Region {
     /// # Errors
     /// A value out of range, or a system call that fails.
     pub fn anonymous(config: &Config) -> Result<Region, CreateError> {
+        let first = Seq::new(config.first_index);
+        Self::unnamed(config, None, |map| map.control().start_at(first, 0))
+    }
+
+    /// The same, as whoever fills it wants it to begin.
+    pub(crate) fn unnamed(
+        config: &Config,
+        uuid: Option<Uuid>,
+        fill: impl FnOnce(&Map),
+    ) -> Result<Region, CreateError> {
         let path = PathBuf::from("anonymous region");
         let layout = config.layout().map_err(|source| CreateError::Config { path: path.clone(), source })?;
         let file = sys::memory_file("seriatim").map_err(io_error(&path, "create"))?;
-        let first = Seq::new(config.first_index);
-        let identity = format(&file, &path, config, layout, None, |map| map.control().start_at(first, 0))?;
+        let identity = format(&file, &path, config, layout, uuid, fill)?;
         // Its length cannot grow with its spills: nobody sees it.
         if sys::may_have_length(layout.longest()) {
             file.set_len(layout.longest()).map_err(io_error(&path, "lengthen"))?;

@@ -6,23 +6,24 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use seriatim::journal::SyncPolicy;
 use seriatim::{Config, HugePages, Placement};
 
 /// How large the parts of a region are. What is not given is the library's choice.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Sizes {
-    /// Run descriptors in the order ring: how far, in runs, the slowest worker may be behind [a power of two]
+    /// Run descriptors in the order ring: how far, in runs, the slowest worker may be behind [a power of two; default: 1024]
     #[arg(long, value_name = "N", value_parser = size)]
     pub(crate) slots: Option<u64>,
-    /// Commands that one producer may have outstanding [a power of two]
+    /// Commands that one producer may have outstanding [a power of two; default: 4096]
     #[arg(long, value_name = "N", value_parser = size)]
     pub(crate) lane_cells: Option<u64>,
     /// Payload bytes that one producer may have outstanding in its lane; the largest payload there is half of it [a power
-    /// of two; K, M and G are taken]
+    /// of two; K, M and G are taken; default: 4M]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) lane_bytes: Option<u64>,
     /// The same of larger payloads, which get memory of their own while they are needed; the largest command is half of
-    /// it, 0 allows none [a power of two; K, M and G are taken]
+    /// it, 0 allows none [a power of two; K, M and G are taken; default: 64G]
     #[arg(long, value_name = "BYTES", value_parser = size)]
     pub(crate) spill_bytes: Option<u64>,
 }
@@ -77,6 +78,17 @@ pub(crate) fn span(text: &str) -> Result<Duration> {
     let number: f64 =
         number.parse().with_context(|| format!("`{text}` is no time, as 7d, 12h, 30m or 90 are"))?;
     Duration::try_from_secs_f64(number * unit).with_context(|| format!("{text} is no time to keep anything"))
+}
+
+/// When what is written is synced.
+pub(crate) fn sync_policy(text: &str) -> Result<SyncPolicy> {
+    match text {
+        "group" => Ok(SyncPolicy::Group),
+        "off" => Ok(SyncPolicy::Off),
+        time => seconds(time)
+            .map(SyncPolicy::Every)
+            .with_context(|| format!("`{text}` is neither `group`, `off` nor a time")),
+    }
 }
 
 /// A time without a move after which one is killed: longer than the sequencer takes to look again, so that nobody is

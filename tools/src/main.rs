@@ -14,6 +14,7 @@ mod log;
 mod open;
 mod output;
 mod party;
+mod progress;
 mod proof;
 mod signal;
 

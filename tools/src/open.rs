@@ -1,6 +1,7 @@
 //! Opening regions for the commands, guarded against a file that is shortened under them.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use seriatim::Region;
@@ -8,6 +9,25 @@ use seriatim::Region;
 /// Opens a region for a party, and locks it in memory if that is asked for.
 pub(crate) fn to_attach(path: &Path, lock: bool) -> Result<Region> {
     for_use(Region::attach(path)?, lock)
+}
+
+/// Opens a region for a party once somebody serves it; waits for that, for so long: it may be being restored.
+pub(crate) fn to_attach_within(path: &Path, lock: bool, time: Duration) -> Result<Region> {
+    let until = Instant::now() + time;
+    loop {
+        let is_late = Instant::now() >= until;
+        match Region::attach(path) {
+            // Let go again: one that is outdated is replaced when nobody has it.
+            Ok(region) if !is_late && !is_served(&region) => drop(region),
+            Err(_) if !is_late => {}
+            region => return for_use(region?, lock),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_served(region: &Region) -> bool {
+    region.snapshot().sequencer.is_some_and(|party| party.alive)
 }
 
 /// Readies a region that is open for a party.

@@ -1,15 +1,18 @@
 //! What one producer or one worker of `run` does, be it a thread or a process of its own.
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
+use seriatim::journal::{Record, Replay};
 use seriatim::shared::Stamps;
-use seriatim::{AttachOptions, Command, Event, JoinOptions, Producer, Region, Wait, Worker, affinity};
+use seriatim::{
+    AttachOptions, Command, Digest, Event, JoinOptions, Producer, Region, Seq, Wait, Worker, affinity,
+};
 
 use crate::input::Lines;
 use crate::proof::{self, Tally};
@@ -42,6 +45,15 @@ pub(crate) struct Job {
     pub(crate) stamps_each: u64,
     /// By name, since `Wait` is not for serde.
     pub(crate) wait: String,
+    /// What was in the order before, if this run goes on with that.
+    pub(crate) history: Option<History>,
+}
+
+/// The commands that an order has before a run: those in a journal, up to an index.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct History {
+    pub(crate) dir: PathBuf,
+    pub(crate) end: u64,
 }
 
 impl Job {
@@ -170,7 +182,7 @@ fn produce(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
     let total = lines.len() * job.repeat;
     let mut report = ProducerReport { name, commands: 0, bytes: 0 };
     let mut batch = Vec::with_capacity(job.batch);
-    let mut number = part.number;
+    let mut number = goes_on_at(stage, producer.next_index(), total)?;
     while number < total {
         number = fill(&mut batch, job, lines, number..total);
         let submitted = submit(&mut producer, &batch, stage)?;
@@ -181,6 +193,19 @@ fn produce(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
         }
     }
     (link.say)(Message::Produced(report))
+}
+
+/// The line with which a producer goes on of whose commands so many are in the order.
+fn goes_on_at(stage: &Stage<'_>, done: u64, total: u64) -> Result<u64> {
+    let Stage { job, part, .. } = *stage;
+    let share = total.saturating_sub(part.number).div_ceil(job.producers);
+    if done > share {
+        bail!(
+            "the journal has {done} commands of {}, the input has {share} for it: is it the same?",
+            part.name()
+        );
+    }
+    Ok(part.number + done * job.producers)
 }
 
 /// Fills a batch with this producer's next lines, as many as one ticket may carry; returns the line after
@@ -230,6 +255,9 @@ fn receive(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
     (link.say)(Message::Ready)?;
 
     let mut receipt = Receipt::new(stage.job, stage.stamps)?;
+    if let Some(history) = &stage.job.history {
+        receipt.recall(&history.dir, history.end)?;
+    }
     while !receipt.closed {
         worker.recv_batch(WORKER_BATCH, None, |event| receipt.take(&event))?;
         receipt.lag_max = receipt.lag_max.max(worker.lag());
@@ -237,6 +265,21 @@ fn receive(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
     let report = receipt.report(name, &worker);
     worker.leave();
     (link.say)(Message::Received(report))
+}
+
+/// What a journal has, folded as a worker folds what it receives; the index behind that.
+pub(crate) fn recall(job: &Job, stamps: &Stamps, dir: &Path) -> Result<WorkerReport> {
+    let mut receipt = Receipt::new(job, stamps)?;
+    let (next, digest) = receipt.recall(dir, u64::MAX)?;
+    Ok(WorkerReport {
+        name: "the journal".into(),
+        received: receipt.received,
+        next,
+        digest: digest.to_string(),
+        chain: receipt.chain,
+        faults: receipt.faults,
+        ..WorkerReport::default()
+    })
 }
 
 /// What a worker folds while it receives.
@@ -301,22 +344,44 @@ impl<'a> Receipt<'a> {
         }
     }
 
+    /// Takes what a journal has before an index; where that ends, and the digest of all before.
+    fn recall(&mut self, dir: &Path, end: u64) -> Result<(u64, Digest)> {
+        let mut replay = Replay::open(dir)?;
+        while replay.position().get() < end {
+            let Some(record) = replay.next()? else { break };
+            match record.event() {
+                Some(Event::Closed { .. }) => {} // It was opened again.
+                Some(event) => self.take(&event),
+                None if record.is_command() => {
+                    let Record { seq, producer, index, payload, .. } = record;
+                    self.note(seq, producer, index, payload);
+                }
+                None => {}
+            }
+        }
+        Ok((replay.position().get(), replay.digest()))
+    }
+
+    /// Folds a command; whose it is, if that is known.
+    fn note(&mut self, seq: Seq, number: u64, index: u64, payload: &[u8]) -> Option<usize> {
+        let Some(producer) = self.numbers.iter().position(|&known| known == Some(number)) else {
+            self.fault(format!("index {seq} is of unknown producer {number}"));
+            return None;
+        };
+        let hash = proof::hash(payload);
+        let want = self.received[producer].commands;
+        if index != want {
+            self.fault(format!("index {seq} is command {index} of p{producer} instead of {want}"));
+        }
+        self.received[producer].add(payload.len(), hash);
+        self.chain = proof::link(self.chain, hash as u64 ^ number);
+        Some(producer)
+    }
+
     fn command(&mut self, command: &Command<'_>) {
         let now = Stamps::now();
-        let Some(producer) = self.numbers.iter().position(|&number| number == Some(command.producer)) else {
-            return self.fault(format!("index {} is of unknown producer {}", command.seq, command.producer));
-        };
-        let hash = proof::hash(command.payload);
-        let tally = &mut self.received[producer];
-        if command.index != tally.commands {
-            let want = tally.commands;
-            self.fault(format!(
-                "index {} is command {} of p{producer} instead of {want}",
-                command.seq, command.index
-            ));
-        }
-        self.received[producer].add(command.payload.len(), hash);
-        self.chain = proof::link(self.chain, hash as u64 ^ command.producer);
+        let noted = self.note(command.seq, command.producer, command.index, command.payload);
+        let Some(producer) = noted else { return };
         let sent = self.stamps.get(stamp(self.job, producer, command.index));
         self.latencies.saturating_record(now.saturating_sub(sent).max(1));
         self.last_ns = now;

@@ -188,3 +188,86 @@ fn a_journal_can_be_read_while_it_is_written() {
     writing.stop().with(0);
     sequencer.stop();
 }
+
+/// Where a journal ends, if there is one.
+fn end_of(dir: &str) -> u64 {
+    Replay::open(dir).map_or(0, |replay| replay.end().get())
+}
+
+/// The main job onto the disk: killed with all its children, it goes on where the journal ends, and proves all of it.
+#[test]
+fn a_run_with_a_journal_goes_on_after_everything_was_killed() {
+    let disk = TempDir::new().unwrap();
+    let (dir, input) = (path(&disk.path().join("orders")), path(&disk.path().join("input")));
+    let (count, repeat) = (200, 400);
+    fs::write(&input, lines(count, 7)).unwrap();
+    let repeat_text = repeat.to_string();
+    for kind in ["processes", "threads"] {
+        let args = ["run", &input, "--repeat", &repeat_text, "--workers", "2", "--as", kind];
+        let args = [&args[..], &["--journal", &dir, "--segment-bytes", "256K", "--json"]].concat();
+        let mut before = 0;
+        for round in 0..3 {
+            let mut running = Running::start(seriatim(&args).stderr(std::process::Stdio::null()));
+            let goal = before + 2_000;
+            eventually(&format!("round {round}: it writes"), || end_of(&dir) > goal);
+            running.signal(Signal::SIGKILL);
+            assert_eq!(running.end().out, "", "it was not over");
+            before = end_of(&dir);
+        }
+        let commands = (count * repeat) as u64;
+        let found = run(&args).with(0).json();
+        let journal = &found["journal"];
+        assert!(found["agree"] == true && found["workers"][0]["commands"] == commands, "{found}");
+        assert!(journal["before"].as_u64().unwrap() >= 6_000 && journal["commands"] == commands, "{journal}");
+        assert_eq!(found["order"]["next"], journal["next"]);
+        // And once more, when there is nothing left to submit.
+        let found = run(&args).with(0).json();
+        assert!(found["agree"] == true && found["journal"]["before"] == commands, "{found}");
+        run(&["journal", "verify", &dir]).with(0);
+        // Another input is another history, and that is found.
+        fs::write(disk.path().join("other"), lines(count, 8)).unwrap();
+        let other = path(&disk.path().join("other"));
+        let ended =
+            run(&["run", &other, "--repeat", &repeat_text, "--workers", "2", "--journal", &dir]).with(1);
+        assert!(ended.err.contains("other payloads") || ended.err.contains("instead of"), "{ended:?}");
+        let ended = run(&["run", &input, "--workers", "2", "--journal", &dir]).with(1);
+        assert!(ended.err.contains("is it the same?"), "{ended:?}");
+        fs::remove_dir_all(&dir).unwrap();
+    }
+    run(&["run", &input, "--sync", "off"]).with(2);
+}
+
+#[test]
+fn submitted_durably_is_on_the_disk_when_it_ends() {
+    let (folder, disk) = (scratch(), TempDir::new().unwrap());
+    let region = create(&folder, "region", &[]);
+    let dir = path(disk.path());
+    // Both wait for a region that nobody serves yet.
+    let mut writing = Running::start(&mut seriatim(&["journal", &region, &dir, "--wait-for", "300"]));
+    let waiting = Running::start(&mut seriatim(&["worker", &region, "--name", "w", "--wait-for", "300"]));
+    let durably =
+        |text: &str| run_with(&["submit", &region, "-", "--name", "p", "--durable"], text.as_bytes());
+    durably("a\n").with(2).saying(&["no journal"]);
+    let sequencer = sequence(&region);
+    assert!(writing.line().starts_with("writing "));
+    await_join(&region, "w");
+    for round in 0..20 {
+        let ended = durably(&format!("{round}\n")).with(0);
+        assert!(ended.out.contains("all of them durable"), "{ended:?}");
+        // It may be killed at once: nothing is lost.
+        assert_eq!(run(&["replay", &dir]).with(0).out.lines().count(), round + 1);
+    }
+    // Also what was submitted before.
+    run_with(&["submit", &region, "-", "--name", "p", "--durable", "--resume"], "0\n".repeat(20).as_bytes())
+        .with(0);
+    writing.stop().with(0);
+    let writing = journal(&region, &dir, &["--sync", "off"]);
+    durably("a\n").with(2).saying(&["does not sync"]);
+    writing.stop().with(0);
+    waiting.stop().with(0);
+    sequencer.stop();
+    // For a region that never comes it is not waited for ever.
+    let nothing = path(&folder.path().join("nothing"));
+    run(&["worker", &nothing, "--wait-for", "0.1"]).with(2).saying(&[&nothing]);
+    run(&["create", &nothing, "--spill-bytes", "5"]).with(2).saying(&["expected 0, for none, or"]);
+}

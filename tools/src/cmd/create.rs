@@ -30,10 +30,10 @@ pub(crate) struct Args {
     path: PathBuf,
     #[command(flatten)]
     sizes: Sizes,
-    /// How many producers may be attached at a time
+    /// How many producers may be attached at a time [default: 8]
     #[arg(long, value_name = "N")]
     producers: Option<u64>,
-    /// How many workers may be attached at a time
+    /// How many workers may be attached at a time, a journal among them [default: 16]
     #[arg(long, value_name = "N")]
     workers: Option<u64>,
     /// Among how many workers commands can be divided: their ranks are 0 to N-1 (`worker --rank`, `submit --to`);

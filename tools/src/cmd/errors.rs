@@ -17,7 +17,7 @@ Examples:
   seriatim errors /dev/shm/orders
   seriatim errors /dev/shm/orders --json | jq '.errors[] | select(.code == \"panicked\")'
 
-AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number
+WHO is whom it concerns, and BY the process that wrote it down: of a stall that is the sequencer's. AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number
 that belongs to the error, of the last time: an index, an epoch, how far a worker was behind.
 
 Exit code: 0 whatever is in it, 2 when it cannot be read.";
@@ -119,7 +119,7 @@ impl ErrorsReport {
             ("WHO", Align::Left),
             ("COUNT", Align::Right),
             ("AGO", Align::Right),
-            ("PID", Align::Right),
+            ("BY", Align::Right),
             ("N", Align::Right),
             ("WHAT", Align::Left),
         ]);

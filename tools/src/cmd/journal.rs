@@ -7,12 +7,16 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
 use serde::Serialize;
-use seriatim::journal::{self, Audit, Journal, JournalOptions, OnFailure, Replay, ReplayError, SyncPolicy};
+use seriatim::journal::{
+    self, Audit, Duty, Journal, JournalOptions, OnFailure, Replay, ReplayError, SyncPolicy,
+};
 
+use super::follow::{FollowArgs, PromoteArgs};
 use super::prune::{self, Limits};
 use crate::Outcome;
-use crate::args::{seconds, size, span};
+use crate::args::{seconds, size, span, sync_policy};
 use crate::output::{self, Report, complain};
+use crate::progress::Progress;
 use crate::signal::Stop;
 use crate::{log, open};
 
@@ -24,6 +28,7 @@ Examples:
   seriatim journal verify /var/lib/orders
   seriatim journal stat /var/lib/orders
   seriatim journal prune /var/lib/orders --keep-for 7d --dry-run
+  seriatim journal follow /var/lib/orders /mnt/spare/orders &
   seriatim replay /var/lib/orders --from 1000
 
 It prints one line once it writes. It gates: what it has not written stays in the region. When it ends, however it ends,
@@ -45,13 +50,16 @@ pub(crate) struct Args {
     write: Option<WriteArgs>,
 }
 
-/// Looking at a journal.
+/// Looking at a journal, and following one.
 #[derive(Debug, Subcommand)]
 enum Look {
     /// Check every checksum, every digest, and that nothing is missing
     Verify(DirArgs),
-    /// Say what indexes a journal has, how it ends, and what snapshots and bookmarks there are
+    /// Say what indexes a journal has, how it ends, and what snapshots and bookmarks there are; of a standby also how far it
+    /// is behind
     Stat(DirArgs),
+    Follow(FollowArgs),
+    Promote(PromoteArgs),
     Prune(prune::PruneArgs),
     Forget(prune::ForgetArgs),
 }
@@ -90,6 +98,9 @@ struct WriteArgs {
     /// Prune: keep so many snapshots, the newest; at least 1 [default: 2]
     #[arg(long, value_name = "N")]
     keep_snapshots: Option<usize>,
+    /// Wait so long for the region to be there and served: it may be being restored
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    wait_for: Duration,
     /// Let the order go on without this journal when it cannot write or has died
     #[arg(long)]
     go_on: bool,
@@ -101,16 +112,6 @@ struct WriteArgs {
     json: bool,
 }
 
-fn sync_policy(text: &str) -> Result<SyncPolicy> {
-    match text {
-        "group" => Ok(SyncPolicy::Group),
-        "off" => Ok(SyncPolicy::Off),
-        time => seconds(time)
-            .map(SyncPolicy::Every)
-            .with_context(|| format!("`{text}` is neither `group`, `off` nor a time")),
-    }
-}
-
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         match (self.look, self.write) {
@@ -118,6 +119,8 @@ impl Args {
             (Some(Look::Stat(args)), _) => stat(&args),
             (Some(Look::Prune(args)), _) => prune::prune(&args),
             (Some(Look::Forget(args)), _) => prune::forget(&args),
+            (Some(Look::Follow(args)), _) => args.run(),
+            (Some(Look::Promote(args)), _) => args.run(),
             (None, Some(args)) => write(&args),
             (None, None) => bail!("a region and a directory are wanted"),
         }
@@ -127,7 +130,7 @@ impl Args {
 fn write(args: &WriteArgs) -> Result<Outcome> {
     log::to_standard_error();
     let stop = Stop::install()?;
-    let region = open::to_attach(&args.path, false)?;
+    let region = open::to_attach_within(&args.path, false, args.wait_for)?;
     let on_failure = if args.go_on { OnFailure::GoOn } else { OnFailure::Hold };
     let mut options = JournalOptions::new()
         .name(&args.name)
@@ -184,7 +187,10 @@ impl Report for Sealed {
 }
 
 fn verify(args: &DirArgs) -> Result<Outcome> {
-    let found = journal::verify(&args.dir)?;
+    let segments = Replay::open(&args.dir).map_or(0, |replay| replay.segments() as u64);
+    let bar = Progress::new(segments, "segments", args.json);
+    let found = journal::verify_with(&args.dir, |done, _| bar.done(done as u64))?;
+    bar.clear();
     let report = VerifyReport::new(&args.dir, &found);
     output::print(&report, args.json)?;
     Ok(if report.sound { Outcome::Done } else { Outcome::Problem })
@@ -252,7 +258,19 @@ fn stat(args: &DirArgs) -> Result<Outcome> {
         opened => opened?,
     };
     let (end, beside) = (replay.end(), prune::Beside::of(&args.dir)?);
+    let (standby_of, source_end, superseded_by) = match Duty::of(&args.dir)? {
+        // A source that cannot be looked at is no reason not to say the rest.
+        Duty::Standby { source } => {
+            let source_end = Replay::open(&source).ok().map(|replay| replay.end().get());
+            (Some(source.display().to_string()), source_end, None)
+        }
+        Duty::Superseded { by, .. } => (None, None, Some(by.display().to_string())),
+        _ => (None, None, None),
+    };
     let report = StatReport {
+        standby_of,
+        source_end,
+        superseded_by,
         dir: args.dir.display().to_string(),
         region: replay.origin().uuid.to_string(),
         segments: replay.segments(),
@@ -283,18 +301,33 @@ struct StatReport {
     sealed: bool,
     /// What is not whole at its end, or is being written.
     tail: Option<String>,
+    /// The directory that it follows as a standby, and where that ends, if it can be looked at.
+    standby_of: Option<String>,
+    source_end: Option<u64>,
+    /// The directory of the standby that took its place.
+    superseded_by: Option<String>,
     #[serde(flatten)]
     beside: prune::Beside,
 }
 
 impl Report for StatReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let StatReport { dir, region, segments, first, end, digest, digest_of, sealed, tail, beside } = self;
+        let StatReport { dir, region, segments, first, end, digest, digest_of, sealed, .. } = self;
         writeln!(out, "{dir}: the order of region {region}")?;
         writeln!(out, "indexes: {first}..{end} in {segments} segments")?;
         writeln!(out, "digest: {digest}, of: {digest_of}")?;
         writeln!(out, "its last segment is {}", if *sealed { "sealed" } else { "open" })?;
-        tail.iter().try_for_each(|tail| writeln!(out, "{tail}"))?;
-        beside.text(out)
+        match (&self.standby_of, self.source_end) {
+            (Some(source), Some(there)) => {
+                writeln!(out, "standby of {source}, {} indexes behind it", there.saturating_sub(*end))?;
+            }
+            (Some(source), None) => writeln!(out, "standby of {source}, which cannot be looked at")?,
+            (None, _) => {}
+        }
+        if let Some(by) = &self.superseded_by {
+            writeln!(out, "superseded by {by}")?;
+        }
+        self.tail.iter().try_for_each(|tail| writeln!(out, "{tail}"))?;
+        self.beside.text(out)
     }
 }

@@ -3,6 +3,7 @@
 mod bench;
 mod create;
 mod errors;
+mod follow;
 mod inspect;
 mod journal;
 mod prune;

@@ -1,7 +1,7 @@
 //! `seriatim replay`: what a journal has, from any index on.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde::Serialize;
@@ -10,6 +10,10 @@ use seriatim::journal::{Record, Replay, ReplayError};
 
 use crate::Outcome;
 use crate::output::{self, complain};
+use crate::progress::Progress;
+
+/// After how many indexes the bar moves.
+const EACH: u64 = 256;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,12 +56,22 @@ impl Args {
         }
         let mut out = output::sink(&self.out)?;
         let to = self.to.unwrap_or(u64::MAX);
+        let (from, end) = (replay.position().get(), replay.end().get().min(to));
+        // What is printed where a person watches says itself how far it is.
+        let is_printed = self.out.as_path() == Path::new("-");
+        let bar = Progress::new(end.saturating_sub(from), "indexes", is_printed);
         while replay.position().get() < to {
             match replay.next() {
-                Ok(Some(record)) => self.print(&mut out, &record)?,
+                Ok(Some(record)) => {
+                    if record.seq.get() % EACH == 0 {
+                        bar.done(record.seq.get() - from);
+                    }
+                    self.print(&mut out, &record)?;
+                }
                 Ok(None) => break,
                 Err(error @ (ReplayError::Damaged(_) | ReplayError::Missing { .. })) => {
                     out.flush()?;
+                    bar.clear();
                     complain(format_args!("{error}"));
                     return Ok(Outcome::Problem);
                 }

@@ -3,21 +3,23 @@
 //!
 //! Nothing of a run has a name in a file system: the region, the submit times and the shared copy of the
 //! input are anonymous files that other processes open through `/proc/PID/fd`. So nothing is left behind, not
-//! even when this process and all its children are killed at once.
+//! even when this process and all its children are killed at once; but for the journal, where one is asked for, from which
+//! the same run then goes on.
 
 use std::fs::File;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::mem;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::{ValueEnum, value_parser};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use seriatim::journal::{Journal, JournalError, JournalOptions, Replay, ReplayError, SyncPolicy};
 use seriatim::shared::Stamps;
 use seriatim::{
     Config, Geometry, Region, Sequencer, SequencerConfig, SequencerError, SequencerHandle, SequencerStats,
@@ -25,11 +27,13 @@ use seriatim::{
 };
 
 use crate::Outcome;
-use crate::args::{Pin, Sizes};
+use crate::args::{Pin, Sizes, size, sync_policy};
 use crate::crew::{Crew, Shared};
 use crate::input::Lines;
+use crate::log;
 use crate::output::{self, Align, Report, Table, bytes, complain, grouped, time_ns};
-use crate::party::{self, Job, Message, Part, ProducerReport, Role, WorkerReport};
+use crate::party::{self, History, Job, Message, Part, ProducerReport, Role, WorkerReport};
+use crate::progress::Progress;
 use crate::proof::{self, Tally};
 use crate::signal::Stop;
 
@@ -44,6 +48,11 @@ Examples:
   seriatim run commands.txt                               2 producers, 4 workers, a process each
   seriatim run commands.txt --producers 4 --repeat 200    four producers share 200 copies of the file
   seq 1000000 | seriatim run - --as threads --json        standard input, threads, the report as JSON
+  seriatim run commands.txt --journal /var/lib/run        also onto the disk; killed and started again, it goes on
+
+With --journal everything is written into a directory as well, synced, and read back for the proof. If there is a journal
+already, the order goes on where that ends: lines that it has are not submitted again, so the input and the number of
+producers have to be the same. What is submitted waits for the disk when the region is full.
 
 Exit code: 0 if every worker received every command once, in one order; 1 if not; 2 if it could not run.";
 
@@ -81,6 +90,16 @@ pub(crate) struct Args {
     /// CPU each if there are enough)
     #[arg(long, value_name = "CPUS", default_value_t = Pin::Auto)]
     pin: Pin,
+    /// Write the order into this directory as well, going on where the journal ends that is there; it is made if it is
+    /// not there
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+    /// When to sync the journal: `group`, a time in seconds, or `off`, as `seriatim journal` has it
+    #[arg(long, value_name = "WHEN", default_value = "group", value_parser = sync_policy, requires = "journal")]
+    sync: SyncPolicy,
+    /// Disk space to reserve for a segment of the journal [K, M and G are taken]
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = size, requires = "journal")]
+    segment_bytes: u64,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -112,7 +131,8 @@ impl Args {
     fn report(&self, plan: &Plan, lines: &Lines, raw: Raw) -> Result<Outcome> {
         // After the run, so that it takes no time from it.
         let expected = proof::expected(lines, self.repeat, self.producers as usize);
-        let differences = proof::differences(&expected, &raw.workers, raw.next);
+        let all = [&raw.workers[..], raw.journal.as_slice()].concat();
+        let differences = proof::differences(&expected, &all, raw.next);
         let report = RunReport::new(self, plan, &expected, raw, differences)?;
         output::print(&report, self.json)?;
         if report.agree {
@@ -143,7 +163,9 @@ impl Plan {
         let commands = commands
             .with_context(|| format!("{count} lines {repeat} times are too many commands to count"))?;
         let sizes = fit(&args.sizes, lines)?;
-        let config = sizes.apply(Config::new().producers(args.producers).workers(args.workers));
+        // A journal gates as a worker does.
+        let gates = args.workers + u64::from(args.journal.is_some());
+        let config = sizes.apply(Config::new().producers(args.producers).workers(gates));
         let parties = 1 + args.workers + args.producers;
         let (cpus, pinning) = deal_cpus(&args.pin, parties)?;
         // Said here, for as processes each of them is alone.
@@ -231,7 +253,9 @@ struct Run<'a> {
     crew: Option<Crew>,
     region: Region,
     order: Order,
-    bar: ProgressBar,
+    journal: Option<Journaling>,
+    shared: Shared,
+    bar: Progress,
     stop: &'a Stop,
     /// Kept for the children, who have opened it by now or will not any more.
     _input: File,
@@ -254,17 +278,20 @@ struct Raw {
     runs: u64,
     /// When the word to go was given, by the clock of the stamps.
     went_ns: u64,
+    /// What the journal has, as if it were a worker.
+    journal: Option<WorkerReport>,
 }
 
 impl<'a> Run<'a> {
     fn set(args: &Args, plan: &Plan, lines: &Arc<Lines>, stop: &'a Stop) -> Result<Run<'a>> {
-        let region = Region::anonymous(&plan.config).context("cannot make a region")?;
+        let (region, history) = make(args, plan)?;
         let (input, input_path) = share(lines)?;
-        let job = job(args, &region, input_path);
+        let job = Job { history, ..job(args, &region, input_path) };
         let stamps = Stamps::create((job.stamps_each * args.producers) as usize)
             .context("cannot make the table of submit times")?;
         let sequencer = Sequencer::spawn(&region, sequencer_config(args, plan));
         let order = Order::Open(sequencer.context("cannot start the sequencer")?);
+        let journal = args.journal.as_ref().map(|dir| Journaling::start(args, &region, dir)).transpose()?;
         let shared = Shared {
             job: Arc::new(Job { stamps: stamps.path(), ..job }),
             region: region.clone(),
@@ -272,8 +299,9 @@ impl<'a> Run<'a> {
             lines: Arc::clone(lines),
         };
         // The bar begins with the first command.
-        let bar = ProgressBar::hidden();
-        let mut run = Run { crew: Some(Crew::new(shared)), region, order, bar, stop, _input: input };
+        let bar = Progress::new(0, "", false);
+        let crew = Some(Crew::new(shared.clone()));
+        let mut run = Run { crew, region, order, journal, shared, bar, stop, _input: input };
         // Workers first: each then sees every producer come and every command.
         let (workers, producers) = plan.cpus[1..].split_at(args.workers as usize);
         run.start(Role::Worker, workers, args.kind)?;
@@ -291,19 +319,21 @@ impl<'a> Run<'a> {
 
     /// Gives the word to go, and waits until everything has come through.
     fn go(&mut self, commands: u64) -> Result<Raw> {
-        self.bar = progress(commands);
+        self.bar = Progress::new(commands, "in order", false);
         let went_ns = Stamps::now();
         self.crew()?.go()?;
         let produced = self.hear(Role::Producer)?;
         self.close();
         let received = self.hear(Role::Worker)?;
         let sequencer = self.closed()?;
-        self.bar.finish_and_clear();
+        let journal = self.journaled()?;
+        self.bar.clear();
         if let Some(crew) = self.crew.take() {
             crew.dismiss()?;
         }
         let end = self.region.snapshot();
         Ok(Raw {
+            journal,
             producers: produced.into_iter().filter_map(produced_report).collect(),
             workers: received.into_iter().filter_map(received_report).collect(),
             sequencer,
@@ -344,9 +374,27 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// Waits until all of it is on the disk, and reads it back.
+    fn journaled(&mut self) -> Result<Option<WorkerReport>> {
+        let Some(mut journal) = self.journal.take() else { return Ok(None) };
+        while !journal.has_ended()? {
+            ensure!(!self.stop.asked(), "interrupted before the end");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let dir = &journal.dir;
+        let found = party::recall(&self.shared.job, &self.shared.stamps, dir);
+        Ok(Some(found.with_context(|| format!("cannot read {} back", dir.display()))?))
+    }
+
     /// What a waiting parent looks after.
     fn tick(&mut self) -> Result<()> {
         ensure!(!self.stop.asked(), "interrupted before the end");
+        if let Some(journal) = &mut self.journal
+            && journal.has_ended()?
+        {
+            // With the order, and perhaps before we know of its end.
+            ensure!(!matches!(self.order, Order::Open(_)), "the journal ended early");
+        }
         self.order = match mem::replace(&mut self.order, Order::Failed) {
             Order::Open(sequencer) if sequencer.is_finished() => {
                 sequencer.stop().context("the sequencer failed")?;
@@ -361,9 +409,87 @@ impl<'a> Run<'a> {
             order => order,
         };
         if !self.bar.is_hidden() {
-            self.bar.set_position(self.region.snapshot().next.get());
+            self.bar.done(self.region.snapshot().next.get());
         }
         Ok(())
+    }
+}
+
+/// A region without a name, which goes on where a journal ends, if there is one; and what that has.
+fn make(args: &Args, plan: &Plan) -> Result<(Region, Option<History>)> {
+    let anonymous = || Region::anonymous(&plan.config).context("cannot make a region");
+    let Some(dir) = &args.journal else { return Ok((anonymous()?, None)) };
+    if !has_journal(dir)? {
+        return Ok((anonymous()?, None));
+    }
+    let restored = Region::restore_anonymous(dir, &plan.config)?;
+    complain(format_args!("{restored}"));
+    let Geometry { producers, workers, .. } = restored.region.geometry();
+    let (gates, dir) = (args.workers + 1, std::path::absolute(dir).unwrap_or_else(|_| dir.clone()));
+    ensure!(
+        args.producers <= producers && gates <= workers,
+        "the region of the journal in {} has room for {producers} producers and {} workers beside the journal",
+        dir.display(),
+        workers - 1
+    );
+    Ok((restored.region, Some(History { dir, end: restored.next.get() })))
+}
+
+fn has_journal(dir: &Path) -> Result<bool> {
+    match Replay::open(dir) {
+        Ok(_) => Ok(true),
+        Err(ReplayError::Empty { .. }) => Ok(false),
+        Err(ReplayError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The journal of a run, on a thread of its own.
+struct Journaling {
+    dir: PathBuf,
+    thread: Option<JoinHandle<Result<(), JournalError>>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Journaling {
+    fn start(args: &Args, region: &Region, dir: &Path) -> Result<Journaling> {
+        // What it meets and tries again is said while that lasts.
+        log::to_standard_error();
+        // One whose gate has stayed is taken up under its name.
+        let name = region.journal().map_or("journal".into(), |journal| journal.name.to_string());
+        let options = JournalOptions::new().name(&name).sync(args.sync).segment_bytes(args.segment_bytes);
+        let mut journal = Journal::open(region, dir, &options)?;
+        if let Some(cut) = journal.cut() {
+            complain(format_args!("{cut}"));
+        }
+        let (stop, dir) = (Arc::new(AtomicBool::new(false)), dir.to_path_buf());
+        let asked = Arc::clone(&stop);
+        let work = move || {
+            // Relaxed: a flag that nothing else is read through.
+            journal.run(|| asked.load(Ordering::Relaxed))?;
+            journal.close()
+        };
+        let thread = thread::Builder::new().name("journal".into()).spawn(work);
+        Ok(Journaling { dir, thread: Some(thread.context("cannot start the journal")?), stop })
+    }
+
+    /// Whether it has written everything and sealed.
+    fn has_ended(&mut self) -> Result<bool> {
+        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+            let ended = thread.join().map_err(|_| anyhow!("the journal panicked"))?;
+            ended.context("the journal failed")?;
+        }
+        Ok(self.thread.is_none())
+    }
+}
+
+impl Drop for Journaling {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // The run has failed already, and says why.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -382,6 +508,7 @@ fn job(args: &Args, region: &Region, input: PathBuf) -> Job {
         batch_bytes: (lane_bytes / if args.batch.is_some() { 2 } else { 4 }) as usize,
         stamps_each: 2 * lane_cells,
         wait: args.wait.to_string(),
+        history: None,
     }
 }
 
@@ -407,18 +534,6 @@ fn received_report(message: Message) -> Option<WorkerReport> {
     if let Message::Received(report) = message { Some(report) } else { None }
 }
 
-fn progress(commands: u64) -> ProgressBar {
-    if !io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} in order, {eta} left");
-    let bar = ProgressBar::new(commands);
-    if let Ok(style) = style {
-        bar.set_style(style);
-    }
-    bar
-}
-
 // ---- after ------------------------------------------------------------------------------------------------
 
 #[derive(Debug, Serialize)]
@@ -432,6 +547,9 @@ struct RunReport {
     commands_per_second: f64,
     bytes_per_second: f64,
     latency_ns: LatencyReport,
+    /// What the journal has, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    journal: Option<JournalReport>,
     #[serde(skip)]
     differences: Vec<String>,
     #[serde(skip)]
@@ -473,6 +591,29 @@ struct OrderReport {
 }
 
 #[derive(Debug, Serialize)]
+struct JournalReport {
+    dir: String,
+    /// Commands that it had before this run, and that it has now.
+    before: u64,
+    commands: u64,
+    /// The index behind the last one, and the digest of all before it.
+    next: u64,
+    digest: String,
+}
+
+impl JournalReport {
+    fn new(dir: &Path, found: &WorkerReport, submitted: u64) -> JournalReport {
+        JournalReport {
+            dir: dir.display().to_string(),
+            before: found.commands().saturating_sub(submitted),
+            commands: found.commands(),
+            next: found.next,
+            digest: found.digest.clone(),
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
 struct LatencyReport {
     p50: u64,
     p99: u64,
@@ -497,16 +638,22 @@ impl RunReport {
         let seconds = last_ns.saturating_sub(raw.went_ns) as f64 / 1e9;
         let per = |amount: u64, by: f64| if by > 0.0 { amount as f64 / by } else { 0.0 };
         let latencies = party::merge(&raw.workers)?;
+        // What a journal had before was not submitted now.
+        let submitted: u64 = raw.producers.iter().map(|producer| producer.commands).sum();
+        let bytes = raw.producers.iter().map(|producer| producer.bytes).sum();
+        let journal = args.journal.as_ref().zip(raw.journal.as_ref());
+        let journal = journal.map(|(dir, found)| JournalReport::new(dir, found, submitted));
         Ok(RunReport {
+            journal,
             order: OrderReport {
                 next: raw.next,
                 runs: raw.runs,
-                cpu_ns_per_command: per(raw.sequencer.cpu_ns, input.commands as f64),
+                cpu_ns_per_command: per(raw.sequencer.cpu_ns, submitted as f64),
             },
             agree: differences.is_empty(),
             seconds,
-            commands_per_second: per(input.commands, seconds),
-            bytes_per_second: per(input.bytes, seconds),
+            commands_per_second: per(submitted, seconds),
+            bytes_per_second: per(bytes, seconds),
             latency_ns: LatencyReport {
                 p50: latencies.value_at_quantile(0.5),
                 p99: latencies.value_at_quantile(0.99),
@@ -584,6 +731,13 @@ impl Report for RunReport {
         let [p50, p99, p99_9, max] =
             [latency_ns.p50, latency_ns.p99, latency_ns.p99_9, latency_ns.max].map(time_ns);
         writeln!(out, "latency  p50 {p50}, p99 {p99}, p99.9 {p99_9}, max {max}, submit to received")?;
+        if let Some(JournalReport { dir, before, commands, next, .. }) = &self.journal {
+            let (before, commands) = (grouped(*before), grouped(*commands));
+            writeln!(
+                out,
+                "journal  {dir}: {commands} commands, {before} of them before this run, next {next}"
+            )?;
+        }
         writeln!(out)?;
         let workers = self.workers.len();
         if self.agree {

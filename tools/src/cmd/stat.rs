@@ -30,7 +30,8 @@ found no room. CPU is where a party's process (its first thread) ran last. `held
 if anybody waits. `reports` compares what workers report of their state, if any of them does: the highest index that all
 of these have reported in the same way, or the lowest that is to be seen at which they differ, after the one before it at
 which they did not. `when workers differ` is what the region was made for: `poisoned` says that all were stopped, at which
-index, and why; `awaited` names those whose reports others wait for.";
+index, and why; `awaited` names those whose reports others wait for. `takeovers` counts who began to serve after the first
+one, in this region and in those from whose journal it was restored; who was there before that has no PID.";
 
 /// Show the order's position, and who is attached and where.
 ///
@@ -163,6 +164,11 @@ impl From<JournalStatus> for JournalReport {
     }
 }
 
+/// A process, if one of this region's is known.
+fn pid_of(pid: u32) -> String {
+    if pid == 0 { "-".into() } else { pid.to_string() }
+}
+
 impl JournalReport {
     fn text(&self) -> String {
         let JournalReport { name, pid, written, sync, .. } = self;
@@ -170,6 +176,7 @@ impl JournalReport {
         let durable = self.durable.map_or("nothing".into(), |durable| format!("what is before {durable}"));
         let failing =
             self.failing_s.map_or(String::new(), |time| format!(", FAILING for {time:.1} s (see errors)"));
+        let pid = pid_of(*pid);
         format!("{name} pid {pid} {life}{failing}, written to {written}, sync {sync}, durable is {durable}")
     }
 }
@@ -591,7 +598,7 @@ impl StatReport {
             table.row([
                 row.party.name.clone(),
                 row.number.to_string(),
-                row.party.pid.to_string(),
+                pid_of(row.party.pid),
                 row.party.cpu(),
                 if row.fenced { "fenced" } else { row.party.life() }.to_string(),
                 row.next.to_string(),
@@ -623,7 +630,7 @@ impl StatReport {
                 row.party.name.clone(),
                 row.number.to_string(),
                 row.rank.map_or("-".into(), |rank| rank.to_string()),
-                row.party.pid.to_string(),
+                pid_of(row.party.pid),
                 row.party.cpu(),
                 row.party.life().to_string(),
                 row.next.to_string(),

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use seriatim::{FileState, Producer, Region, RegionLost, Sequenced, SubmitError, WaitError};
+use seriatim::journal::{DurableError, SyncPolicy};
+use seriatim::{FileState, Producer, Region, RegionLost, Seq, Sequenced, SubmitError, WaitError};
 
 use crate::Outcome;
 use crate::input::Stream;
@@ -36,12 +37,13 @@ Examples:
   seriatim submit /dev/shm/orders --to 3 shard.txt    all pass these, the worker of rank 3 gets them
   tail -f log | seriatim submit /dev/shm/orders         submits each line as it comes
   seriatim submit /dev/shm/orders commands.txt --name a --resume
+  seriatim submit /dev/shm/orders commands.txt --durable        needs a journal that syncs
 
 With --resume it can be started again after it was killed, with the same name and the same input: it goes on at the
 first line that is not in the order. The region remembers how far a name came until its lane is given to another
 name, which happens only where there are more names than lanes.
 
-Exit code: 0 when all lines are in the order, 1 when the order was closed while it ran, 2 when it could not run.";
+Exit code: 0 when all lines are in the order, and with --durable on the disk; 1 when the order was closed while it ran, 2 when it could not run.";
 
 /// Submit each line of a file as a command.
 ///
@@ -67,6 +69,10 @@ pub(crate) struct Args {
     /// To the worker of this rank alone: all pass the commands' indexes, it gets them. Each is a ticket of its own
     #[arg(long, value_name = "RANK", conflicts_with = "batch")]
     to: Option<u16>,
+    /// End only when all lines are on the disk for good, those too that --resume left out; not to be had without a journal
+    /// that syncs
+    #[arg(long)]
+    durable: bool,
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
     #[arg(long)]
     lock: bool,
@@ -79,6 +85,10 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let mut input = Stream::open(&self.file)?;
         let region = open::to_attach(&self.path, self.lock)?;
+        if self.durable {
+            // Before anything is submitted that would then only be in the order.
+            ensure_syncing(&region)?;
+        }
         let name = self.name.unwrap_or_else(|| format!("submit-{}", std::process::id()));
         let producer = Producer::attach(&region, &name)?;
         let mut report = SubmitReport {
@@ -99,7 +109,8 @@ impl Args {
         if self.resume {
             report.skipped = skip(&mut input, report.first)?;
         }
-        match pump(&mut input, &region, producer, &limits, &mut report) {
+        let pumped = pump(&mut input, &region, producer, &limits, &mut report);
+        match pumped.and_then(|()| if self.durable { keep(&region, &mut report) } else { Ok(()) }) {
             Ok(()) => {
                 output::print(&report, self.json)?;
                 Ok(Outcome::Done)
@@ -237,6 +248,32 @@ fn place(producer: &mut Producer, index: u64) -> Result<Option<u64>> {
     }
 }
 
+/// That a journal says when something is on the disk.
+fn ensure_syncing(region: &Region) -> Result<()> {
+    let journal = region.journal().context("--durable: no journal gates this region")?;
+    ensure!(journal.sync != SyncPolicy::Off, "--durable: the journal of this region does not sync");
+    Ok(())
+}
+
+/// Waits until all that this name has submitted is on the disk, saying now and then what it waits for.
+fn keep(region: &Region, report: &mut SubmitReport) -> Result<()> {
+    if report.next > 0 {
+        // Where the last one is may be long forgotten; it is somewhere before here.
+        let end = region.snapshot().next.get();
+        let seq = Seq::new(report.seq.unwrap_or(end - 1));
+        loop {
+            match region.wait_durable(seq, Instant::now() + PATIENCE) {
+                Err(DurableError::Late { journal, .. }) => {
+                    complain(format_args!("still waiting for the disk: {journal}"));
+                }
+                waited => break waited?,
+            }
+        }
+    }
+    report.durable = true;
+    Ok(())
+}
+
 /// Submits a ticket when there is room.
 fn submit(producer: &mut Producer, to: Option<u16>, batch: &[(u16, &[u8])]) -> Result<Range<u64>> {
     let first = producer.next_index();
@@ -342,11 +379,13 @@ struct SubmitReport {
     skipped: u64,
     commands: u64,
     bytes: u64,
-    /// Per-producer indexes `first..next`.
+    /// They are its commands `first..next`, by its own count.
     first: u64,
     next: u64,
     /// Where the last command is in the order, if that is still known.
     seq: Option<u64>,
+    /// It waited until all of them were on the disk.
+    durable: bool,
 }
 
 impl Report for SubmitReport {
@@ -356,10 +395,10 @@ impl Report for SubmitReport {
         if self.skipped > 0 {
             write!(out, "{} lines were in the order already, ", self.skipped)?;
         }
-        write!(out, "{commands} commands ({bytes} bytes) as indexes {first}..{next}")?;
-        match self.seq {
-            Some(seq) => writeln!(out, ", the last at {seq} in the order"),
-            None => writeln!(out),
+        write!(out, "{commands} commands ({bytes} bytes), its own {first}..{next}")?;
+        if let Some(seq) = self.seq {
+            write!(out, ", the last at index {seq} of the order")?;
         }
+        writeln!(out, "{}", if self.durable { ", all of them durable" } else { "" })
     }
 }

@@ -11,7 +11,7 @@ use seriatim::{
 };
 
 use crate::Outcome;
-use crate::args::patience;
+use crate::args::{patience, seconds};
 use crate::open;
 use crate::output::{self, Report};
 use crate::signal::Stop;
@@ -66,6 +66,9 @@ pub(crate) struct Args {
     /// With --kill-after, only if it is at least so many commands behind
     #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
     kill_lag: u64,
+    /// Wait so long for the region to be there and served: it may be being restored
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    wait_for: Duration,
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
     #[arg(long)]
     lock: bool,
@@ -84,7 +87,7 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
-        let region = open::to_attach(&self.path, self.lock)?;
+        let region = open::to_attach_within(&self.path, self.lock, self.wait_for)?;
         let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let out = output::sink(&self.out)?;
         let policy = match self.kill_after {

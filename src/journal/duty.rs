@@ -1,0 +1,148 @@
+//! [`Duty`]: what a directory with a journal is for, where that is not to be written by a region's journal.
+//!
+//! A standby's directory has a file `standby`, with the directory that it follows. Promoting takes it away, after the
+//! directory that was followed has got a file `superseded`, with the one that goes on. Whoever has either is written by no
+//! region's journal, and no region is restored from it: of two directories with one history there is at each moment at
+//! most one with which a region can go on.
+
+use std::ffi::OsString;
+use std::io::{self, IoSlice};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use seriatim_ring::Seq;
+
+use super::disk::{Disk, Local};
+use super::error::{Damage, JournalError, ReplayError};
+use super::format::{Bad, Fields, Reader};
+use super::writer::{io_error, publish, write_all};
+use crate::Digest;
+use crate::region::header::Uuid;
+
+const STANDBY: &str = "standby";
+const SUPERSEDED: &str = "superseded";
+const NEW: &str = "duty.new";
+const DUTY: u32 = u32::from_le_bytes(*b"duty");
+/// The bytes before the path.
+const FIXED: usize = 48;
+/// No path is longer.
+const LONGEST: u64 = 1 << 16;
+
+/// What a directory is for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Duty {
+    /// A region's journal is written there, or nothing is there yet.
+    #[default]
+    Journal,
+    /// A [`Standby`](super::Standby) follows another directory into it, and has not been promoted.
+    Standby {
+        /// The directory that is followed.
+        source: PathBuf,
+    },
+    /// A standby of it was promoted, and goes on.
+    Superseded {
+        /// The standby's directory.
+        by: PathBuf,
+        /// The index at which that goes on.
+        next: Seq,
+        /// The digest of all before it.
+        digest: Digest,
+    },
+}
+
+impl Duty {
+    /// What a directory is for. One that is not there is for a journal.
+    ///
+    /// # Errors
+    /// The file that says it is damaged, or the file system failed.
+    pub fn of(dir: impl AsRef<Path>) -> Result<Duty, ReplayError> {
+        Self::read(&Local, dir.as_ref())
+    }
+
+    pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duty, ReplayError> {
+        if let Some((_, _, source)) = read(disk, &dir.join(STANDBY))? {
+            return Ok(Duty::Standby { source });
+        }
+        let superseded = read(disk, &dir.join(SUPERSEDED))?;
+        Ok(superseded.map_or(Duty::Journal, |(next, digest, by)| Duty::Superseded { by, next, digest }))
+    }
+
+    /// That a region's journal may be written there, and a region restored from there.
+    pub(super) fn check(disk: &dyn Disk, dir: &Path) -> Result<(), JournalError> {
+        let dir = dir.to_path_buf();
+        match Self::read(disk, &dir)? {
+            Duty::Journal => Ok(()),
+            Duty::Standby { source: followed } => Err(JournalError::Standby { dir, followed }),
+            Duty::Superseded { by, next, .. } => Err(JournalError::Superseded { dir, by, next }),
+        }
+    }
+
+    /// Says, for good, what a directory is for from now on. Who dies meanwhile leaves it as it was, or with both files, and
+    /// then it is a standby's.
+    pub(super) fn write(&self, disk: &dyn Disk, dir: &Path, uuid: Uuid) -> Result<(), JournalError> {
+        match self {
+            Duty::Journal => {
+                forget(disk, dir, SUPERSEDED)?;
+                forget(disk, dir, STANDBY)
+            }
+            Duty::Standby { source } => {
+                keep(disk, dir, STANDBY, &encode(uuid, Seq::new(0), Digest(0), source))?;
+                forget(disk, dir, SUPERSEDED)
+            }
+            Duty::Superseded { by, next, digest } => {
+                keep(disk, dir, SUPERSEDED, &encode(uuid, *next, *digest, by))
+            }
+        }
+    }
+}
+
+fn encode(uuid: Uuid, next: Seq, digest: Digest, path: &Path) -> Vec<u8> {
+    let path = path.as_os_str().as_bytes();
+    let mut to = Fields::with_capacity(FIXED + path.len());
+    to.half(0).half(DUTY).words(&[uuid.0 as u64, (uuid.0 >> 64) as u64]);
+    to.word(next.get()).word(digest.0).word(path.len() as u64);
+    to.bytes(path);
+    to.sealed(0)
+}
+
+fn decode(bytes: &[u8]) -> Result<(Seq, Digest, PathBuf), Bad> {
+    Bad::unless(bytes.len() >= FIXED, "bytes of a duty", bytes.len() as u64, FIXED as u64)?;
+    let from = Reader(bytes);
+    Bad::unless_same("tag of a duty", from.half(4).into(), DUTY.into())?;
+    Bad::unless_same("checksum of a duty", crc32c::crc32c(&bytes[4..]).into(), from.half(0).into())?;
+    Bad::unless_same("bytes of a path", from.word(40), (bytes.len() - FIXED) as u64)?;
+    let path = OsString::from_vec(bytes[FIXED..].to_vec());
+    Ok((Seq::new(from.word(24)), Digest(from.word(32)), path.into()))
+}
+
+fn read(disk: &dyn Disk, path: &Path) -> Result<Option<(Seq, Digest, PathBuf)>, ReplayError> {
+    let failed = |source| ReplayError::Io { path: path.into(), what: "read", source };
+    let mut view = match disk.view(path, false) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        view => view.map_err(failed)?,
+    };
+    let len = view.bytes().min(FIXED as u64 + LONGEST) as usize;
+    let decoded = decode(view.at(0, len).map_err(failed)?);
+    let damage = |Bad { field, found, expected }| {
+        let (path, seq) = (path.to_path_buf(), Seq::new(0));
+        ReplayError::Damaged(Damage { path, offset: 0, seq, field, found, expected })
+    };
+    decoded.map(Some).map_err(damage)
+}
+
+fn keep(disk: &dyn Disk, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
+    let (new, path) = (dir.join(NEW), dir.join(name));
+    let file = disk.create(&new).map_err(io_error(&new, "create"))?;
+    write_all(&*file, &mut [IoSlice::new(bytes)], 0).map_err(io_error(&new, "write"))?;
+    publish(disk, dir, &*file, &new, &path)
+}
+
+fn forget(disk: &dyn Disk, dir: &Path, name: &str) -> Result<(), JournalError> {
+    let path = dir.join(name);
+    match disk.remove(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        removed => removed.map_err(io_error(&path, "remove"))?,
+    }
+    disk.sync_dir(dir).map_err(io_error(dir, "sync directory"))
+}

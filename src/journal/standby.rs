@@ -1,0 +1,824 @@
+//! [`Standby`]: a second journal that follows one which is being written, and can take its place.
+//!
+//! ```text
+//!  source: NNN.seg NNN.seg NNN.seg ◀── a living journal writes
+//!                             │ read record by record: checksum, place, digest
+//!                             ▼
+//!                          staged ──▶ a handler, to keep an engine warm
+//!                             │ one write for all that is there
+//!                             ▼
+//!  own:    NNN.seg NNN.seg NNN.seg    segments, syncs and recovery as of any journal
+//! ```
+//!
+//! **It holds nobody up.** It reads files: the region does not know of it, and on another machine's disk nobody has to.
+//! What it has is what the source had written, not what was acknowledged there, so it may be behind that, and, after the
+//! source's machine has lost power, ahead: then it has what nobody was told to be durable, and says so.
+//!
+//! **It goes on where its own directory ends.** Whenever it opens its source, at the start and after anything was wrong, the
+//! digest there has to be its own. So it does not matter what became of the source meanwhile: rotated, sealed, mended,
+//! away for a while, or come back as another history, of which nothing is taken.
+//!
+//! **Promoting** takes what the source still has, seals, leaves word in the source's directory that it is superseded, and
+//! then takes away the word that this one is a standby's: in that order, so that no moment has two directories with which a
+//! region can go on.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use seriatim_ring::Seq;
+
+use super::JournalError;
+use super::disk::{Disk, Local};
+use super::duty::Duty;
+use super::error::ReplayError;
+use super::format::{Head, Origin, Point};
+use super::keeper::{LINGER, SyncPolicy};
+use super::replay::{Record, Replay};
+use super::segment::{self, Cut, Segment};
+use super::world::{SeatOf, World};
+use super::writer::{Payload, Shelf, Writer, lock};
+use crate::Digest;
+use crate::crash_point;
+use crate::fork;
+use crate::region::header::Uuid;
+
+/// How a standby is written.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct StandbyOptions {
+    segment_bytes: u64,
+    sync: SyncPolicy,
+    adopts: bool,
+}
+
+impl Default for StandbyOptions {
+    fn default() -> Self {
+        StandbyOptions { segment_bytes: 64 << 20, sync: SyncPolicy::default(), adopts: false }
+    }
+}
+
+impl StandbyOptions {
+    /// The defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many bytes of disk are reserved for a segment; default 64 MiB, at least 4 KiB.
+    pub fn segment_bytes(mut self, bytes: u64) -> Self {
+        self.segment_bytes = bytes;
+        self
+    }
+
+    /// When what is written is synced; default [`SyncPolicy::Group`].
+    pub fn sync(mut self, policy: SyncPolicy) -> Self {
+        self.sync = policy;
+        self
+    }
+
+    /// Whether it goes on in a directory whose journal is no standby's: a copy of the source's, or what was superseded and
+    /// comes back; default no. It has to be of the same history.
+    pub fn adopt(mut self, adopts: bool) -> Self {
+        self.adopts = adopts;
+        self
+    }
+}
+
+/// How far a standby is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Lag {
+    /// The index behind the last one that its source had when it was looked at last; none if that could not be yet.
+    pub source_end: Option<Seq>,
+    /// The index behind the last one that it has written.
+    pub own_end: Seq,
+    /// All before this is on its disk, for good.
+    pub durable: Seq,
+    /// What it cannot do, as it was said last.
+    pub failing: Option<String>,
+}
+
+impl Lag {
+    /// How many indexes it is behind, as far as is known.
+    #[must_use]
+    pub fn indexes(&self) -> Option<u64> {
+        self.source_end.map(|end| end.get().saturating_sub(self.own_end.get()))
+    }
+}
+
+/// A standby was promoted: its directory is a journal's, with which a region goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Promoted {
+    /// Its directory.
+    pub dir: PathBuf,
+    /// The one that it followed.
+    pub followed: PathBuf,
+    /// The index at which a region goes on.
+    pub next: Seq,
+    /// The digest of all before it.
+    pub digest: Digest,
+    /// How many records it took from its source first.
+    pub taken: u64,
+    /// Where the source ended, as far as is known.
+    pub source_end: Option<Seq>,
+    /// The source's directory says that it is superseded: nobody goes on there.
+    pub is_fenced: bool,
+    /// Why that may not be all that the source had, where it was promoted by force.
+    pub trouble: Option<String>,
+}
+
+impl fmt::Display for Promoted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Promoted { dir, followed, next, digest, taken, .. } = self;
+        let followed = followed.display();
+        write!(f, "promoted {}: it goes on at index {next} with digest {digest}", dir.display())?;
+        if *taken > 0 {
+            write!(f, ", {taken} of them taken just now")?;
+        }
+        if let Some(trouble) = &self.trouble {
+            write!(f, "; BY FORCE: {trouble}; what {followed} had from index {next} on is LOST here")?;
+            match self.source_end {
+                Some(end) => {
+                    let lost = end.get().saturating_sub(next.get());
+                    write!(
+                        f,
+                        ", and may have been acknowledged there: {lost} of what was seen, {followed} \
+                               ended at {end} then"
+                    )?;
+                }
+                None => write!(f, ", and may have been acknowledged there: how much that is is not known")?,
+            }
+        }
+        if !self.is_fenced {
+            write!(
+                f,
+                "; {followed} does NOT say that it is superseded: see to it that nobody goes on there"
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A standby cannot follow, or not be promoted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StandbyError {
+    /// The source cannot be read. That may pass: the next call tries again.
+    #[error("cannot follow: {0}")]
+    Source(#[source] ReplayError),
+    /// The standby's own journal cannot be written.
+    #[error("standby: {0}")]
+    Own(#[from] JournalError),
+    /// The source's directory and the standby's are one.
+    #[error("{} cannot follow itself", dir.display())]
+    Itself {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The directory has a journal that is no standby's: one that was promoted, for one.
+    #[error(
+        "{} has a journal that is no standby's (was it promoted?): follow into another directory, or say that this one is \
+         to become a standby's (`follow --adopt`)",
+        dir.display()
+    )]
+    NotAStandby {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// There is no standby in the directory that could be promoted.
+    #[error("{} is no standby's: nothing in it says what it follows", dir.display())]
+    NoStandby {
+        /// The directory.
+        dir: PathBuf,
+    },
+    /// The source has the journal of another region.
+    #[error(
+        "{} has the journal of region {found}, {} follows region {expected}",
+        followed.display(), dir.display()
+    )]
+    OtherRegion {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// Whose the source is.
+        found: Uuid,
+        /// Whose it had to be.
+        expected: Uuid,
+    },
+    /// The source and the standby have different histories. After a loss of power the source went on with other commands
+    /// than those that the standby had got of it, or the standby was promoted and went on by itself.
+    #[error(
+        "{} and {} have different histories: the digest before index {seq} is {found} there, {expected} here",
+        followed.display(), dir.display()
+    )]
+    OtherHistory {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// The index at which the standby ends.
+        seq: Seq,
+        /// The source's digest.
+        found: Digest,
+        /// The standby's.
+        expected: Digest,
+    },
+    /// The source ends before the standby: it was written anew after an error, and the same comes again, which the next
+    /// call sees; or it has lost what was not synced with a loss of power.
+    #[error(
+        "{} ends at index {source_end}, {} has what comes before {end}: it waits for the source to be as far",
+        followed.display(), dir.display()
+    )]
+    Behind {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// The index behind the last one of the source.
+        source_end: Seq,
+        /// The index behind the last one of the standby.
+        end: Seq,
+    },
+    /// The source no longer has what comes next.
+    #[error(
+        "{} begins at index {first} now, {} ends at {next}: {next}..{first} is no longer there; follow into an empty \
+         directory, or into a copy of the source (`follow --adopt`)",
+        followed.display(), dir.display()
+    )]
+    Pruned {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// The index that is wanted next.
+        next: Seq,
+        /// The first one that is there.
+        first: Seq,
+    },
+    /// A living journal writes the source: it is not superseded but by force.
+    #[error("a journal writes into {}: end it first, or promote {} by force", followed.display(), dir.display())]
+    Alive {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+    },
+    /// The source cannot be looked at or told that it is superseded, so that nothing is known of who writes there.
+    #[error(
+        "{} is out of reach, so whether a journal writes there, or how far it came, is not known: {why}; if you know that \
+         nobody does, promote {} by force",
+        followed.display(), dir.display()
+    )]
+    OutOfReach {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// What failed.
+        #[source]
+        why: Box<JournalError>,
+    },
+    /// This process is a forked child of the one that opened the standby.
+    #[error("this standby was opened in the parent process, before a fork")]
+    Forked,
+}
+
+impl From<ReplayError> for StandbyError {
+    fn from(error: ReplayError) -> Self {
+        StandbyError::Source(error)
+    }
+}
+
+impl StandbyError {
+    /// Whether it is the source that is not as it has to be, and may be again.
+    fn is_of_source(&self) -> bool {
+        matches!(self, StandbyError::Source(_) | StandbyError::Behind { .. })
+    }
+
+    /// Whether trying again may help.
+    fn may_pass(&self) -> bool {
+        let own = matches!(self, StandbyError::Own(JournalError::Io { .. } | JournalError::Unreadable(_)));
+        own || self.is_of_source()
+    }
+}
+
+/// The journal that is followed.
+#[derive(Debug)]
+struct Source {
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    /// It, open at where the standby is.
+    replay: Option<Replay>,
+    /// Where it ended when it was looked at last.
+    end: Option<Seq>,
+}
+
+/// Follows the journal in a directory into another one, and can take its place.
+///
+/// ```
+/// use seriatim::journal::{Journal, JournalOptions, Standby, StandbyOptions};
+/// use seriatim::{Config, Producer, Region, Sequencer, SequencerConfig};
+///
+/// # let temp = std::env::temp_dir().join(format!("standby-{}", std::process::id()));
+/// # let (orders, spare, path) = (temp.join("orders"), temp.join("spare"), temp.join("region"));
+/// let region = Region::anonymous(&Config::new())?;
+/// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+/// let mut journal = Journal::open(&region, &orders, &JournalOptions::new())?;
+/// let mut producer = Producer::attach(&region, "p")?;
+/// let index = producer.submit(0, b"keep me")?;
+/// producer.wait_sequenced(index)?;
+/// while journal.poll()? > 0 {}
+///
+/// let mut standby = Standby::open(&orders, &spare, &StandbyOptions::new())?;
+/// while standby.poll()? > 0 {} // or `run` on a thread, or `seriatim journal follow`
+/// assert_eq!(standby.lag().indexes(), Some(0));
+///
+/// // The primary is gone: the standby takes its place.
+/// drop((journal, producer, sequencer, region));
+/// let promoted = standby.promote(false)?;
+/// let restored = Region::restore(&path, &spare, &Config::new())?;
+/// assert_eq!((restored.next, restored.digest), (promoted.next, promoted.digest));
+/// assert!(Region::restore(&path, &orders, &Config::new()).is_err()); // it was superseded
+/// # std::fs::remove_dir_all(&temp)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// When it is dropped, its directory is as if its process had been killed: it goes on from there.
+#[derive(Debug)]
+pub struct Standby {
+    source: Source,
+    disk: Arc<dyn Disk>,
+    dir: PathBuf,
+    origin: Origin,
+    writer: Writer,
+    sync: SyncPolicy,
+    last_sync: Instant,
+    cut: Option<Cut>,
+    failing: Option<String>,
+}
+
+impl Standby {
+    /// Follows the journal in `source` into `dir`: from its first index on if there is nothing there yet, otherwise from
+    /// where a standby ended there before. A source that cannot be read yet is waited for then, by [`run`](Self::run).
+    ///
+    /// # Errors
+    /// Another process writes into `dir`; it has a journal that is no standby's; the source is of another region or another
+    /// history, no longer has what comes next, or cannot be read and there is nothing in `dir` yet; or the file system
+    /// failed.
+    pub fn open(
+        source: impl AsRef<Path>,
+        dir: impl AsRef<Path>,
+        options: &StandbyOptions,
+    ) -> Result<Standby, StandbyError> {
+        let (source, dir) = (absolute(source.as_ref()), absolute(dir.as_ref()));
+        if is_same(&source, &dir) {
+            return Err(StandbyError::Itself { dir });
+        }
+        Self::open_on((Arc::new(Local), &source), (Arc::new(Local), &dir), options)
+    }
+
+    /// Follows again what the standby in a directory followed.
+    ///
+    /// # Errors
+    /// There is none; or as [`open`](Self::open).
+    pub fn resume(dir: impl AsRef<Path>, options: &StandbyOptions) -> Result<Standby, StandbyError> {
+        let dir = dir.as_ref();
+        match Duty::of(dir).map_err(JournalError::from)? {
+            Duty::Standby { source } => Self::open(source, dir, options),
+            _ => Err(StandbyError::NoStandby { dir: dir.into() }),
+        }
+    }
+
+    pub(super) fn open_on(
+        (source_disk, source): (Arc<dyn Disk>, &Path),
+        (disk, dir): (Arc<dyn Disk>, &Path),
+        options: &StandbyOptions,
+    ) -> Result<Standby, StandbyError> {
+        #[cfg(feature = "crash-points")]
+        crate::crash::arm();
+        fork::watch();
+        let shelf = Shelf::lock(disk.clone(), dir, None, LINGER)?;
+        let duty = Duty::read(&*disk, dir).map_err(JournalError::from)?;
+        let is_standby = matches!(duty, Duty::Standby { .. });
+        if !is_standby && !options.adopts && has_journal(&*disk, dir)? {
+            return Err(StandbyError::NotAStandby { dir: dir.into() });
+        }
+        let shelf = shelf.recovered()?;
+        let cut = shelf.ending.as_ref().and_then(|ending| ending.cut.clone());
+        let (at, world, origin) = match (&shelf.ending, shelf.origin()) {
+            (Some(ending), Some(origin)) => (ending.point, ending.world.clone(), *origin),
+            _ => beginning(&*source_disk, source)?,
+        };
+        let mut source = Source { disk: source_disk, dir: source.into(), replay: None, end: None };
+        match source.open(&at, &origin, dir) {
+            Err(error) if !error.is_of_source() => return Err(error),
+            _ => {}
+        }
+        let followed = Duty::Standby { source: source.dir.clone() };
+        if duty != followed {
+            followed.write(&*disk, dir, origin.uuid)?;
+        }
+        crash_point!("standby.named");
+        let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
+        let (sync, last_sync, dir) = (options.sync, Instant::now(), dir.into());
+        Ok(Standby { source, disk, dir, origin, writer, sync, last_sync, cut, failing: None })
+    }
+
+    /// The directory that it follows.
+    #[must_use]
+    pub fn source(&self) -> &Path {
+        &self.source.dir
+    }
+
+    /// The index that is written next.
+    #[must_use]
+    pub fn next(&self) -> Seq {
+        self.writer.written().next
+    }
+
+    /// The digest of all before [`next`](Self::next).
+    #[must_use]
+    pub fn digest(&self) -> Digest {
+        Digest(self.writer.written().digest)
+    }
+
+    /// All before this is on its disk, for good; with [`SyncPolicy::Off`] as of the last segment that was sealed.
+    #[must_use]
+    pub fn durable(&self) -> Seq {
+        self.writer.durable().next
+    }
+
+    /// What was cut off the end of what a predecessor left.
+    #[must_use]
+    pub fn cut(&self) -> Option<&Cut> {
+        self.cut.as_ref()
+    }
+
+    /// How far it is, as of the last look.
+    #[must_use]
+    pub fn lag(&self) -> Lag {
+        Lag {
+            source_end: self.source.end,
+            own_end: self.next(),
+            durable: self.durable(),
+            failing: self.failing.clone(),
+        }
+    }
+
+    /// Takes what its source has, at most about a mebibyte, writes it, and syncs it if it is time; how many records were
+    /// written.
+    ///
+    /// # Errors
+    /// [`StandbyError`]: nothing is lost then, and the next call tries again.
+    pub fn poll(&mut self) -> Result<u64, StandbyError> {
+        self.poll_with(|_| {})
+    }
+
+    /// As [`poll`](Self::poll), and hands each record out, once and in order: also those that are for others or for
+    /// nobody. It is handed out before it is written here. So whoever keeps what he makes of it beyond this process
+    /// has to wait for [`durable`](Self::durable); and what lies before the [index](Self::next) at which this one began is
+    /// read with [`Replay`] from its directory.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn poll_with(&mut self, mut each: impl FnMut(&Record<'_>)) -> Result<u64, StandbyError> {
+        if fork::is_child() {
+            return Err(StandbyError::Forked);
+        }
+        let before = self.next();
+        let taken = self.take(&mut each);
+        // What came before something that is wrong does not wait.
+        match self.keep().and(taken) {
+            Ok(()) => self.succeed(),
+            Err(error) => return Err(self.fail(error)),
+        }
+        Ok(self.next().since(before))
+    }
+
+    /// Takes what the source has, as far as there is room.
+    fn take(&mut self, each: &mut dyn FnMut(&Record<'_>)) -> Result<(), StandbyError> {
+        let is_new = self.source.look(self.writer.staged_to(), &self.origin, &self.dir)?;
+        match self.stage(each) {
+            // Who writes there may have replaced what was open: it is looked at anew before that is called damage.
+            Err(StandbyError::Source(_)) if !is_new => {
+                self.source.open(self.writer.staged_to(), &self.origin, &self.dir)?;
+                self.stage(each)
+            }
+            staged => staged,
+        }
+    }
+
+    fn stage(&mut self, each: &mut dyn FnMut(&Record<'_>)) -> Result<(), StandbyError> {
+        let (is_grouped, writer) = (self.sync == SyncPolicy::Group, &mut self.writer);
+        let Some(replay) = &mut self.source.replay else { return Ok(()) };
+        while writer.has_room() {
+            let Some((head, seat, record)) = replay.next_whole()? else { break };
+            let has_written = make_room(writer, &head, seat, is_grouped)?;
+            writer.stage(&head, Payload::Here(record.payload));
+            crash_point!("standby.staged");
+            each(&record);
+            if has_written {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what is staged, and syncs it if it is time.
+    fn keep(&mut self) -> Result<(), StandbyError> {
+        if self.writer.staged_to() != self.writer.written() {
+            self.writer.commit(None, self.sync == SyncPolicy::Group)?;
+        }
+        if let SyncPolicy::Every(time) = self.sync
+            && self.writer.durable() != self.writer.written()
+            && self.last_sync.elapsed() >= time
+        {
+            self.writer.sync()?;
+            self.last_sync = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn succeed(&mut self) {
+        if self.failing.take().is_some() {
+            tracing::warn!("{}: follows again, from index {} on", self.dir.display(), self.next());
+        }
+    }
+
+    /// Says what is wrong, once as long as it is the same.
+    fn fail(&mut self, error: StandbyError) -> StandbyError {
+        if !matches!(error, StandbyError::Own(_)) {
+            // Whatever it is: it is looked at anew, and compared.
+            self.source.replay = None;
+        }
+        let text = error.to_string();
+        if error.may_pass() && self.failing.as_ref() != Some(&text) {
+            tracing::warn!("{text}");
+        }
+        self.failing = Some(text);
+        error
+    }
+
+    /// Follows until `stop`, which is told how far it is, says so: asked at least each 100 ms. What fails is tried again as
+    /// long as that makes sense. [`close`](Self::close) or [`promote`](Self::promote) comes next.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll), where trying again does not help.
+    pub fn run(&mut self, stop: impl FnMut(&Lag) -> bool) -> Result<(), StandbyError> {
+        self.run_with(stop, |_| {})
+    }
+
+    /// As [`run`](Self::run), and hands each record out as [`poll_with`](Self::poll_with) does.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_with(
+        &mut self,
+        mut stop: impl FnMut(&Lag) -> bool,
+        mut each: impl FnMut(&Record<'_>),
+    ) -> Result<(), StandbyError> {
+        let mut pause = SHORTEST;
+        loop {
+            let is_asked = stop(&self.lag());
+            match self.poll_with(&mut each) {
+                Ok(_) if is_asked => return Ok(()),
+                Ok(0) => {
+                    thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST);
+                }
+                Ok(_) => pause = SHORTEST,
+                Err(error) if is_asked && error.is_of_source() => return Ok(()),
+                Err(error) if is_asked || !error.may_pass() => return Err(error),
+                Err(_) => thread::sleep(LONGEST),
+            }
+        }
+    }
+
+    /// Writes out and seals. The next one goes on from there.
+    ///
+    /// # Errors
+    /// The file system failed: its directory is then as one that was killed leaves it.
+    pub fn close(mut self) -> Result<(), StandbyError> {
+        if fork::is_child() {
+            return Err(StandbyError::Forked);
+        }
+        self.keep()?;
+        Ok(self.writer.seal()?)
+    }
+
+    /// Takes its source's place: takes all that this still has, seals, says in the source's directory that it is superseded,
+    /// and makes its own one that a region goes on with: `Region::restore(path, dir)`, `seriatim sequence REGION --journal DIR`.
+    ///
+    /// That is the same region, with its number, next index and digest. Whoever still serves the old one, or is attached to
+    /// it, has to be ended *by the operator*, and its file removed: nobody there asks a directory. What is promised is that
+    /// no journal goes on in the source's directory and no region is restored from it, so nothing more becomes durable
+    /// there; and where its journal held the order, that soon stands still.
+    ///
+    /// By force it does so also if a journal still writes the source, or that cannot be read or written: then
+    /// [`Promoted::trouble`] says why, and nobody but the operator knows what the source has beyond it, and that nobody
+    /// goes on there.
+    ///
+    /// # Errors
+    /// Without force, [`StandbyError::Alive`] and [`StandbyError::OutOfReach`], and whatever [`poll`](Self::poll) says; its
+    /// own directory cannot be written. It is a standby's then as before.
+    pub fn promote(self, force: bool) -> Result<Promoted, StandbyError> {
+        self.promote_with(force, |_| {})
+    }
+
+    /// As [`promote`](Self::promote), and hands each record out that it still takes.
+    ///
+    /// # Errors
+    /// As [`promote`](Self::promote).
+    pub fn promote_with(
+        mut self,
+        force: bool,
+        each: impl FnMut(&Record<'_>),
+    ) -> Result<Promoted, StandbyError> {
+        if fork::is_child() {
+            return Err(StandbyError::Forked);
+        }
+        let (before, mut trouble) = (self.next(), None);
+        // Kept until all is done: no journal begins there meanwhile.
+        let locked = lock(&*self.source.disk, &self.source.dir, LINGER);
+        let locked = locked.map_err(|why| self.out_of_reach(why)).and_then(|locked| {
+            locked.ok_or_else(|| StandbyError::Alive {
+                followed: self.source.dir.clone(),
+                dir: self.dir.clone(),
+            })
+        });
+        let locked = bear(locked, force, &mut trouble)?;
+        let drained = match self.drain(locked.is_none(), each) {
+            // It has lost what it had not synced: all that is left of it is here.
+            Err(StandbyError::Behind { .. }) if self.has_all()? => Ok(()),
+            drained => drained,
+        };
+        let is_other = matches!(drained, Err(StandbyError::OtherRegion { .. }));
+        bear(drained, force, &mut trouble)?;
+        crash_point!("promote.taken");
+        self.writer.seal()?;
+        crash_point!("promote.sealed");
+        let (next, digest) = (self.next(), self.digest());
+        let duty = Duty::Superseded { by: self.dir.clone(), next, digest };
+        let is_fenced = !is_other && {
+            let written = duty.write(&*self.source.disk, &self.source.dir, self.origin.uuid);
+            bear(written.map_err(|why| self.out_of_reach(why)), force, &mut trouble)?.is_some()
+        };
+        crash_point!("promote.fenced");
+        Duty::Journal.write(&*self.disk, &self.dir, self.origin.uuid)?;
+        crash_point!("promote.done");
+        Ok(Promoted {
+            dir: self.dir.clone(),
+            followed: self.source.dir.clone(),
+            next,
+            digest,
+            taken: next.since(before),
+            source_end: self.source.end,
+            is_fenced,
+            trouble,
+        })
+    }
+
+    /// Whether a source that ends before this has the same history up to there.
+    fn has_all(&self) -> Result<bool, StandbyError> {
+        let source = Replay::open_on(self.source.disk.clone(), &self.source.dir, false)?;
+        let own = Replay::open_on(self.disk.clone(), &self.dir, false).map_err(JournalError::from)?;
+        if source.end() < own.first() || source.end() > own.end() {
+            return Ok(false);
+        }
+        let own = own.from(source.end()).map_err(JournalError::from)?;
+        Ok(own.digest() == source.end_digest())
+    }
+
+    fn out_of_reach(&self, why: JournalError) -> StandbyError {
+        StandbyError::OutOfReach {
+            followed: self.source.dir.clone(),
+            dir: self.dir.clone(),
+            why: Box::new(why),
+        }
+    }
+
+    /// Looks at the source, and takes nothing.
+    #[cfg(test)]
+    pub(super) fn source_look(&mut self) -> Result<(), StandbyError> {
+        self.source.look(self.writer.staged_to(), &self.origin, &self.dir).map(drop)
+    }
+
+    /// Takes all that the source has; of one that somebody writes, what it has now.
+    fn drain(&mut self, is_alive: bool, mut each: impl FnMut(&Record<'_>)) -> Result<(), StandbyError> {
+        self.source.replay = None;
+        let mut left = self.poll_with(&mut each)?;
+        let end = self.source.end;
+        while left > 0 && (!is_alive || end.is_some_and(|end| self.next() < end)) {
+            left = self.poll_with(&mut each)?;
+        }
+        Ok(())
+    }
+}
+
+/// The first sleep when there is nothing to take.
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The longest, and how long what failed is left alone.
+const LONGEST: Duration = Duration::from_millis(50);
+
+/// By force, what is wrong with the source is noted and borne.
+fn bear<T>(
+    result: Result<T, StandbyError>,
+    force: bool,
+    trouble: &mut Option<String>,
+) -> Result<Option<T>, StandbyError> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ StandbyError::Own(_)) => Err(error),
+        Err(error) if force => {
+            trouble.get_or_insert(error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Sees to it that a record can be staged, in a segment that says where its journal sat; whether what was staged had to be
+/// written for that.
+fn make_room(writer: &mut Writer, head: &Head, seat: SeatOf, sync: bool) -> Result<bool, JournalError> {
+    if writer.is_seated(&seat) && writer.fits(head) {
+        return Ok(false);
+    }
+    writer.commit(None, sync)?;
+    writer.reseat(seat)?;
+    if !writer.fits(head) {
+        writer.rotate()?;
+    }
+    Ok(true)
+}
+
+impl Source {
+    /// Sees to it that the source is open at a point, and looks at what has been written there since; whether it was opened
+    /// anew.
+    fn look(&mut self, at: &Point, origin: &Origin, dir: &Path) -> Result<bool, StandbyError> {
+        if let Some(replay) = &mut self.replay
+            && replay.position() == at.next
+            && (replay.position() < replay.end() || replay.refresh().is_ok())
+        {
+            self.end = Some(replay.end());
+            return Ok(false);
+        }
+        self.open(at, origin, dir).map(|()| true)
+    }
+
+    /// Opens the source at a point, at which it has to have the same history.
+    fn open(&mut self, at: &Point, origin: &Origin, dir: &Path) -> Result<(), StandbyError> {
+        self.replay = None;
+        // Not in place: the disk may be another machine's.
+        let replay = Replay::open_on(self.disk.clone(), &self.dir, false)?;
+        let (followed, dir) = (self.dir.clone(), dir.to_path_buf());
+        let (found, expected) = (replay.origin().uuid, origin.uuid);
+        if found != expected {
+            return Err(StandbyError::OtherRegion { followed, dir, found, expected });
+        }
+        let (first, end, next) = (replay.first(), replay.end(), at.next);
+        self.end = Some(end);
+        if next < first {
+            return Err(StandbyError::Pruned { followed, dir, next, first });
+        }
+        if next > end {
+            return Err(StandbyError::Behind { followed, dir, source_end: end, end: next });
+        }
+        let replay = replay.from(next)?;
+        let (found, expected) = (replay.digest(), Digest(at.digest));
+        if found != expected {
+            return Err(StandbyError::OtherHistory { followed, dir, seq: next, found, expected });
+        }
+        self.replay = Some(replay);
+        Ok(())
+    }
+}
+
+/// Where a source begins, what is known there of the order, and whose it is.
+fn beginning(disk: &dyn Disk, dir: &Path) -> Result<(Point, World, Origin), StandbyError> {
+    let failed = |source| ReplayError::Io { path: dir.into(), what: "look into", source };
+    let firsts = segment::list(disk, dir).map_err(failed)?;
+    let Some(&first) = firsts.first() else {
+        return Err(ReplayError::Empty { dir: dir.into() }.into());
+    };
+    let segment = Segment::open(disk, dir, first, false, firsts.len() == 1)?;
+    Ok((segment.header.start, segment.world, segment.header.origin))
+}
+
+fn has_journal(disk: &dyn Disk, dir: &Path) -> Result<bool, JournalError> {
+    let failed = |source| JournalError::Io { path: dir.into(), what: "look into", source };
+    Ok(!segment::list(disk, dir).map_err(failed)?.is_empty())
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| -> io::Result<PathBuf> { path.canonicalize() };
+    one == other || canonical(one).ok().zip(canonical(other).ok()).is_some_and(|(a, b)| a == b)
+}

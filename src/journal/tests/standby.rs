@@ -1,0 +1,661 @@
+//! A standby: whatever becomes of its source, of its own disk, and of itself, it has the source's records, each once.
+
+use super::memory_disk::{Choice, Failure, Fault, MemoryDisk, image};
+use super::*;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use crate::journal::segment::{self, Segment};
+use crate::journal::{
+    Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError, StandbyOptions,
+    SyncPolicy,
+};
+use crate::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+
+const SEGMENT: u64 = 6 << 10;
+
+fn options() -> StandbyOptions {
+    StandbyOptions::new().segment_bytes(4 << 10)
+}
+
+fn follow_as(
+    source: &MemoryDisk,
+    own: &MemoryDisk,
+    options: &StandbyOptions,
+) -> Result<Standby, StandbyError> {
+    let on = |disk: &MemoryDisk| Arc::new(disk.clone()) as Arc<dyn Disk>;
+    Standby::open_on((on(source), dir()), (on(own), dir()), options)
+}
+
+fn follow(source: &MemoryDisk, own: &MemoryDisk) -> Standby {
+    follow_as(source, own, &options()).unwrap()
+}
+
+fn duty(disk: &MemoryDisk) -> Duty {
+    Duty::read(disk, dir()).unwrap()
+}
+
+/// Takes all that there is.
+fn catch_up(standby: &mut Standby) {
+    while standby.poll().unwrap() > 0 {}
+}
+
+/// That a standby's disk has what belongs there, up to an index.
+fn has_all(own: &MemoryDisk, end: u64) {
+    assert_eq!(read_all(own), end);
+    let audit = audit(own);
+    assert!(audit.is_sound(), "{audit:?}");
+}
+
+/// A disk with a journal of so many records.
+fn source(count: u64) -> (MemoryDisk, Writer) {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, SEGMENT).unwrap();
+    write(&disk, &mut writer, count, 4, true);
+    (disk, writer)
+}
+
+#[test]
+fn what_a_journal_writes_is_followed_record_by_record() {
+    for sync in [SyncPolicy::Group, SyncPolicy::Off, SyncPolicy::Every(Duration::ZERO)] {
+        let ((source, mut writer), own) = (source(3), MemoryDisk::default());
+        let mut standby = follow_as(&source, &own, &options().sync(sync)).unwrap();
+        let (mut handed, mut next) = (Vec::new(), FIRST);
+        for round in 0..60 {
+            write(&source, &mut writer, round % 7, 3, round % 2 == 0);
+            while standby
+                .poll_with(|record| handed.push((record.seq.get(), record.payload.to_vec())))
+                .unwrap()
+                > 0
+            {}
+            for (seq, payload) in handed.drain(..) {
+                assert_eq!((seq, payload), (next, record(next).1));
+                next += 1;
+            }
+            let end = writer.written().next.get();
+            let lag = standby.lag();
+            assert_eq!((next, standby.next().get(), lag.own_end.get()), (end, end, end));
+            assert_eq!((lag.source_end.map(Seq::get), lag.indexes()), (Some(end), Some(0)));
+            assert_eq!(standby.digest().0, digest_at(end));
+            match sync {
+                SyncPolicy::Off => assert!(standby.durable() <= standby.next()),
+                _ => assert_eq!(standby.durable(), standby.next()),
+            }
+        }
+        assert!(
+            own.segments().len() > 3 && own.segments() != source.segments(),
+            "it has segments of its own"
+        );
+        has_all(&own, next);
+    }
+}
+
+/// Both are killed, ended and started again at random, and the source's segments rotate and are written anew.
+#[test]
+fn both_come_and_go_and_there_is_one_history() {
+    let (mut mended, mut restarts) = (0, 0);
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let ((source, writer), own) = (source(1), MemoryDisk::default());
+        let (mut writer, mut standby) = (Some(writer), Some(follow(&source, &own)));
+        let mut next = FIRST;
+        for _ in 0..120 {
+            match random.below(12) {
+                0..5 => {
+                    let writer = writer.get_or_insert_with(|| open(&source, SEGMENT).unwrap());
+                    write(&source, writer, random.below(9), 1 + random.below(4), random.below(2) == 0);
+                }
+                // Killed, and gone on with: what it left is written anew.
+                5 => mended += u64::from(writer.take().is_some()),
+                6 => {
+                    if let Some(mut ended) = writer.take() {
+                        ended.seal().unwrap();
+                    }
+                }
+                7 => restarts += u64::from(standby.take().is_some()),
+                8 => {
+                    if let Some(standby) = standby.take() {
+                        standby.close().unwrap();
+                    }
+                }
+                _ => {
+                    let standby = standby.get_or_insert_with(|| {
+                        let standby = follow(&source, &own);
+                        // What was not written when it died is handed out again.
+                        next = standby.next().get();
+                        standby
+                    });
+                    standby
+                        .poll_with(|record| {
+                            assert_eq!(record.seq.get(), next);
+                            next += 1;
+                        })
+                        .unwrap();
+                }
+            }
+        }
+        drop(standby);
+        let mut standby = follow(&source, &own);
+        catch_up(&mut standby);
+        let end = Replay::open_on(Arc::new(source.clone()), dir(), false).unwrap().end();
+        assert_eq!(standby.next(), end, "seed {seed}");
+        drop(standby);
+        has_all(&own, end.get());
+    }
+    assert!(mended > 100 && restarts > 100, "{mended} {restarts}");
+}
+
+/// Each call on its own disk fails, once or several times; and then the power.
+#[test]
+fn whatever_its_disk_does_it_has_what_it_said_was_durable() {
+    let (source, _writer) = source(60);
+    let end = FIRST + 60;
+    let stubbornly = |own: &MemoryDisk| {
+        let (mut errors, mut calls, mut standby) = (Vec::new(), 0, None);
+        while standby.as_ref().is_none_or(|standby: &Standby| standby.durable().get() < end) {
+            let result = match &mut standby {
+                None => follow_as(&source, own, &options()).map(|opened| standby = Some(opened)),
+                Some(standby) => standby.poll().map(drop),
+            };
+            if let Some(standby) = &standby {
+                own.acknowledge(standby.durable().get());
+            }
+            errors.extend(result.err());
+            calls += 1;
+            assert!(errors.len() < 100 && calls < 1_000, "it does not come to it: {errors:?}");
+        }
+        errors
+    };
+    let calls = {
+        let own = MemoryDisk::default();
+        assert!(stubbornly(&own).is_empty());
+        own.state().calls
+    };
+    let (mut cases, mut images) = (0, 0);
+    for from in 0..calls {
+        for (code, count) in [(libc::ENOSPC, 1), (libc::EIO, 3)] {
+            let own = MemoryDisk::default();
+            own.state().fault = Some(Fault { from, count, how: Failure::Error(code) });
+            let errors = stubbornly(&own);
+            assert!(errors.iter().all(|error| matches!(error, StandbyError::Own(_))), "{errors:?}");
+            cases += u64::from(!errors.is_empty());
+            has_all(&own, end);
+            let log = own.state().log.clone();
+            for at in (0..=log.len()).step_by(9).chain([log.len()]) {
+                for choice in [Choice::Nothing, Choice::Random(at as u64)] {
+                    let (own, acknowledged) = image(&log[..at], choice);
+                    let mut standby = follow(&source, &own);
+                    let context = format!("call {from}, error {code}, operation {at}, {choice:?}");
+                    assert!(standby.durable().get() >= acknowledged, "{context}");
+                    catch_up(&mut standby);
+                    drop(standby);
+                    has_all(&own, end);
+                    images += 1;
+                }
+            }
+        }
+    }
+    println!("{cases} cases, {images} images");
+    assert!(cases > 40 && images > 1_000, "{cases} {images}");
+}
+
+/// Each call of the source's journal fails, and the standby looks at what is there at each moment: also at what was written
+/// and is written again.
+#[test]
+fn whatever_the_sources_disk_does_it_is_followed() {
+    let run = |fault: Option<Fault>, again: Option<u64>| {
+        let (source, own) = (MemoryDisk::default(), MemoryDisk::default());
+        let mut writer = open(&source, SEGMENT).unwrap();
+        let mut standby = follow(&source, &own);
+        source.state().calls = 0;
+        source.state().fault = fault;
+        let (mut failed, mut behind) = (0, 0);
+        let mut look = |standby: &mut Standby| loop {
+            match standby.poll() {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(StandbyError::Behind { .. }) => {
+                    behind += 1;
+                    break;
+                }
+                // To list a directory is a call as well.
+                Err(StandbyError::Source(ReplayError::Io { .. })) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        while writer.written().next.get() < FIRST + 40 {
+            let has_room = writer.staged_to() != writer.written() || stage(&mut writer, 3);
+            let written = writer.commit(None, true);
+            if written.is_err() && failed == 0 {
+                // And once more, while it is written anew.
+                let mut state = source.state();
+                let next = again.map(|skip| Fault {
+                    from: state.calls + skip,
+                    count: 1,
+                    how: Failure::Error(libc::EIO),
+                });
+                state.fault = next.or(state.fault);
+            }
+            failed += u64::from(written.is_err());
+            look(&mut standby);
+            if written.is_ok() && !has_room {
+                failed += u64::from(writer.rotate().is_err());
+                look(&mut standby);
+            }
+        }
+        source.state().fault = None;
+        let (end, calls) = (writer.written().next.get(), source.state().calls);
+        look(&mut standby);
+        assert_eq!(standby.next().get(), end);
+        drop(standby);
+        has_all(&own, end);
+        (calls, failed, behind)
+    };
+    let (calls, failed, _) = run(None, None);
+    assert_eq!(failed, 0);
+    let (mut cases, mut all_behind) = (0, 0);
+    for from in 0..calls {
+        let again = [None, None].into_iter().chain((2..9).map(Some));
+        for ((code, count), again) in [(libc::EIO, 1), (libc::ENOSPC, 4)].into_iter().cycle().zip(again) {
+            let (_, failed, behind) = run(Some(Fault { from, count, how: Failure::Error(code) }), again);
+            cases += u64::from(failed > 0);
+            all_behind += behind;
+        }
+    }
+    println!("{cases} cases, {all_behind} times ahead of what was written anew");
+    assert!(cases > 40 && all_behind > 5, "{cases} {all_behind}");
+}
+
+#[test]
+fn a_source_that_is_away_is_missed_and_gone_on_with() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let mut standby = follow(&source, &own);
+    catch_up(&mut standby);
+    source.state().is_gone = true;
+    for _ in 0..3 {
+        let error = standby.poll().unwrap_err();
+        assert!(matches!(error, StandbyError::Source(ReplayError::Io { .. })), "{error}");
+        assert!(standby.lag().failing.is_some_and(|said| said.contains(DIR)));
+    }
+    // It can be started again as well: its own directory says whose order it is.
+    drop(standby);
+    let mut standby = follow(&source, &own);
+    assert!(standby.poll().is_err());
+    source.state().is_gone = false;
+    write(&source, &mut writer, 5, 2, true);
+    catch_up(&mut standby);
+    assert_eq!((standby.next().get(), standby.lag().failing), (FIRST + 15, None));
+    // But not where nothing is known of it.
+    source.state().is_gone = true;
+    let error = follow_as(&source, &MemoryDisk::default(), &options()).unwrap_err();
+    assert!(matches!(error, StandbyError::Source(_)), "{error}");
+}
+
+#[test]
+fn what_the_source_no_longer_has_is_named() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let mut standby = follow(&source, &own);
+    catch_up(&mut standby);
+    write(&source, &mut writer, 100, 4, true);
+    let kept = source.segments().split_off(4);
+    let first: u64 = kept[0].trim_end_matches(".seg").parse().unwrap();
+    assert!(first > FIRST + 10);
+    for name in source.segments().iter().filter(|name| !kept.contains(name)) {
+        source.forget(name);
+    }
+    let refused = |result: Result<(), StandbyError>| {
+        let error = result.unwrap_err();
+        let names = matches!(error, StandbyError::Pruned { next, first: there, .. }
+            if (next.get(), there.get()) == (FIRST + 10, first));
+        assert!(names && error.to_string().contains(&format!("begins at index {first}")), "{error}");
+    };
+    // It may have the file still open that its next records are in, and reads on there.
+    let result = loop {
+        match standby.poll() {
+            Ok(0) => panic!("it does not stop at {}", standby.next()),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    let end = standby.next().get();
+    assert!(end < first && !matches!(result, StandbyError::OtherHistory { .. }), "{result}");
+    drop(standby);
+    if end == FIRST + 10 {
+        refused(follow_as(&source, &own, &options()).map(drop));
+    } else {
+        assert!(matches!(follow_as(&source, &own, &options()), Err(StandbyError::Pruned { .. })));
+    }
+    // A new one begins where the source does now.
+    let own = MemoryDisk::default();
+    let mut standby = follow(&source, &own);
+    catch_up(&mut standby);
+    assert_eq!(standby.next(), writer.written().next);
+    assert_eq!(Replay::open_on(Arc::new(own.clone()), dir(), false).unwrap().first().get(), first);
+    assert!(audit(&own).is_sound());
+}
+
+/// A source that came back with less, as after a loss of power, and went on with other commands.
+#[test]
+fn nothing_is_taken_of_another_history() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let lost = source.copy();
+    let mut standby = follow(&source, &own);
+    write(&source, &mut writer, 6, 2, true);
+    catch_up(&mut standby);
+    assert_eq!(standby.next().get(), FIRST + 16);
+    drop((standby, writer));
+    // As it was before, and others come.
+    let mut writer = open(&lost, SEGMENT).unwrap();
+    let error = follow(&lost, &own).poll().unwrap_err();
+    let is_behind = matches!(error, StandbyError::Behind { source_end, end, .. }
+        if (source_end.get(), end.get()) == (FIRST + 10, FIRST + 16));
+    assert!(is_behind, "{error}");
+    for _ in 0..9 {
+        let seq = writer.staged_to().next.get();
+        let (mut head, mut bytes) = record(seq);
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+        head.spilled = None;
+        (head.shape, head.payload) = (bytes.len() as u64, payload_digest(&bytes));
+        if !writer.fits(&head) {
+            writer.rotate().unwrap();
+        }
+        writer.stage(&head, Payload::Here(&bytes));
+        writer.commit(None, true).unwrap();
+    }
+    let error = follow_as(&lost, &own, &options()).unwrap_err();
+    let is_other = matches!(error, StandbyError::OtherHistory { seq, expected, .. }
+        if (seq.get(), expected.0) == (FIRST + 16, digest_at(FIRST + 16)));
+    assert!(is_other && error.to_string().contains("different histories"), "{error}");
+    has_all(&own, FIRST + 16);
+    // Nor of another region.
+    let (source, _writer) = self::source(5);
+    let other = MemoryDisk::default();
+    let shelf = Shelf::open(Arc::new(other.clone()), dir(), None, Duration::ZERO).unwrap();
+    drop(shelf.begin(beginning(), world(), Origin { uuid: Uuid(9), ..origin() }, SEGMENT).unwrap());
+    let adopts = options().adopt(true);
+    let error = follow_as(&source, &other, &adopts).unwrap_err();
+    assert!(matches!(error, StandbyError::OtherRegion { .. }), "{error}");
+}
+
+/// Where the source's journal sat, and whether its gate is to stay, is what a region is restored with.
+#[test]
+fn where_the_journal_sat_is_noted_when_it_changes() {
+    let ((source, mut writer), own) = (source(5), MemoryDisk::default());
+    let mut standby = follow(&source, &own);
+    let last_seat = || {
+        let first = *segment::list(&own, dir()).unwrap().last().unwrap();
+        Segment::open(&own, dir(), first, false, true).unwrap().world.seat
+    };
+    let mut seat = writer.seat();
+    for (slot, count) in [(1, 5), (0, 0), (1, 3), (0, 40)] {
+        seat.slot = slot;
+        writer.reseat(seat).unwrap();
+        write(&source, &mut writer, count, 2, true);
+        catch_up(&mut standby);
+        if count > 0 {
+            assert_eq!(last_seat(), seat);
+        }
+    }
+    // Also by one that was started again, and has nothing in its segment.
+    drop(standby);
+    seat.slot = 1;
+    writer.reseat(seat).unwrap();
+    write(&source, &mut writer, 1, 1, true);
+    let mut standby = follow(&source, &own);
+    catch_up(&mut standby);
+    drop(standby);
+    assert_eq!(last_seat(), seat);
+    has_all(&own, writer.written().next.get());
+}
+
+fn promote(source: &MemoryDisk, own: &MemoryDisk, force: bool) -> Result<Promoted, StandbyError> {
+    follow_as(source, own, &options())?.promote(force)
+}
+
+#[test]
+fn one_that_is_promoted_has_all_and_supersedes_its_source() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    catch_up(&mut follow(&source, &own));
+    write(&source, &mut writer, 50, 5, true);
+    let error = promote(&source, &own, false).unwrap_err();
+    assert!(matches!(error, StandbyError::Alive { .. }), "{error}");
+    assert!(matches!(open(&own, SEGMENT), Err(JournalError::Standby { .. })));
+    drop(writer);
+    let mut handed = 0;
+    let promoted = follow(&source, &own).promote_with(false, |_| handed += 1).unwrap();
+    assert_eq!((promoted.next.get(), promoted.digest.0), (FIRST + 60, digest_at(FIRST + 60)));
+    assert!(
+        promoted.taken == 50 && handed == 50 && promoted.is_fenced && promoted.trouble.is_none(),
+        "{promoted:?}"
+    );
+    assert!(!promoted.to_string().contains("LOST"), "{promoted}");
+    // One of both goes on.
+    let error = open(&source, SEGMENT).unwrap_err();
+    assert!(matches!(&error, JournalError::Superseded { next, .. } if next.get() == FIRST + 60), "{error}");
+    assert_eq!(duty(&own), Duty::Journal);
+    let error = follow_as(&source, &own, &options()).unwrap_err();
+    assert!(matches!(error, StandbyError::NotAStandby { .. }), "{error}");
+    let mut writer = open(&own, SEGMENT).unwrap();
+    write(&own, &mut writer, 7, 2, true);
+    // And the other one can become its standby, and take it all back.
+    assert!(matches!(follow_as(&own, &source, &options()), Err(StandbyError::NotAStandby { .. })));
+    let mut back = follow_as(&own, &source, &options().adopt(true)).unwrap();
+    catch_up(&mut back);
+    assert_eq!(back.next().get(), FIRST + 67);
+    drop(writer);
+    assert!(back.promote(false).unwrap().is_fenced);
+    assert!(matches!(open(&own, SEGMENT), Err(JournalError::Superseded { .. })));
+    recovers(&source, FIRST + 67, SEGMENT);
+}
+
+/// By force, beside a journal that lives, or from a source that is gone: and what may be lost is said.
+#[test]
+fn what_force_may_lose_is_said() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let mut standby = follow(&source, &own);
+    catch_up(&mut standby);
+    // As far as it has seen.
+    write(&source, &mut writer, 5, 5, true);
+    standby.source_look().unwrap();
+    source.state().is_gone = true;
+    drop(standby);
+    let error = promote(&source, &own.copy(), false).unwrap_err();
+    assert!(matches!(error, StandbyError::Alive { .. }), "{error}");
+    drop(writer);
+    let error = promote(&source, &own.copy(), false).unwrap_err();
+    assert!(matches!(error, StandbyError::Source(_) | StandbyError::OutOfReach { .. }), "{error}");
+    let promoted = promote(&source, &own.copy(), true).unwrap();
+    assert!(!promoted.is_fenced && promoted.next.get() == FIRST + 10, "{promoted:?}");
+    let said = promoted.to_string();
+    assert!(["BY FORCE", "LOST", "not known", "NOT say"].iter().all(|part| said.contains(part)), "{said}");
+    // One that has seen more says how much.
+    source.state().is_gone = false;
+    let own = own.copy();
+    let mut standby = follow(&source, &own);
+    standby.source_look().unwrap();
+    source.state().is_gone = true;
+    let promoted = standby.promote(true).unwrap();
+    assert_eq!((promoted.next.get(), promoted.source_end.map(Seq::get)), (FIRST + 10, Some(FIRST + 15)));
+    assert!(promoted.to_string().contains("5 of what was seen"), "{promoted}");
+    // Beside one that lives, what is there is taken, and it cannot be gone on with.
+    let ((source, writer), own) = (self::source(10), MemoryDisk::default());
+    let promoted = promote(&source, &own, true).unwrap();
+    assert!(promoted.next.get() == FIRST + 10 && promoted.is_fenced, "{promoted:?}");
+    assert!(promoted.to_string().contains("a journal writes into"), "{promoted}");
+    drop(writer);
+    assert!(matches!(open(&source, SEGMENT), Err(JournalError::Superseded { .. })));
+}
+
+/// A source that lost what it had not synced has nothing that the standby lacks.
+#[test]
+fn one_that_is_ahead_of_its_source_can_be_promoted() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let lost = source.copy();
+    write(&source, &mut writer, 6, 2, true);
+    catch_up(&mut follow(&source, &own));
+    let promoted = promote(&lost, &own, false).unwrap();
+    assert!(promoted.next.get() == FIRST + 16 && promoted.is_fenced, "{promoted:?}");
+}
+
+/// Who promotes dies at each call, on either disk, and then the power fails on both: at most one of them can be gone on with,
+/// and what was promoted has all.
+#[test]
+fn no_moment_has_two_that_can_be_gone_on_with() {
+    let set = || {
+        let ((source, writer), own) = (source(30), MemoryDisk::default());
+        drop((follow(&source, &own), writer));
+        for disk in [&source, &own] {
+            disk.state().calls = 0;
+        }
+        (source, own)
+    };
+    let (source, own) = set();
+    promote(&source, &own, false).unwrap();
+    let calls = [source.state().calls, own.state().calls];
+    let (mut images, mut halves, mut promoted) = (0, 0, 0);
+    for (which, calls) in (0..).zip(calls) {
+        for from in 0..=calls {
+            let (source, own) = set();
+            let how = Failure::Error(libc::EIO);
+            let dying = [&source, &own][which];
+            dying.state().fault = Some(Fault { from, count: u64::MAX, how });
+            assert_eq!(promote(&source, &own, false).is_ok(), from == calls, "disk {which}, call {from}");
+            let logs = [source.state().log.clone(), own.state().log.clone()];
+            for seed in 0..16 {
+                let choice = [Choice::Nothing, Choice::Everything][seed as usize % 2];
+                let choice = if seed < 2 { choice } else { Choice::Random(seed + from * 100) };
+                let ((source, _), (own, _)) = (image(&logs[0], choice), image(&logs[1], choice));
+                let context = format!("disk {which}, call {from}, {choice:?}");
+                let is_superseded = || matches!(duty(&source), Duty::Superseded { .. });
+                if duty(&own) == Duty::Journal {
+                    promoted += 1;
+                } else {
+                    halves += u64::from(is_superseded());
+                    // It is promoted again, and has all then.
+                    assert_eq!(promote(&source, &own, false).unwrap().next.get(), FIRST + 30, "{context}");
+                }
+                assert!(is_superseded(), "{context}");
+                has_all(&own, FIRST + 30);
+                images += 1;
+            }
+        }
+    }
+    println!("{images} images, {halves} where none can be gone on with, {promoted} of one that is promoted");
+    assert!(images > 300 && halves > 20 && promoted > 10, "{images} {halves} {promoted}");
+}
+
+/// More than what is taken at once.
+#[test]
+fn one_that_is_far_behind_is_promoted_with_all() {
+    let (source, own) = (MemoryDisk::default(), MemoryDisk::default());
+    let mut writer = open(&source, 256 << 10).unwrap();
+    write(&source, &mut writer, 9_000, 500, false);
+    drop(writer);
+    let standby = follow_as(&source, &own, &options().segment_bytes(256 << 10)).unwrap();
+    let promoted = standby.promote(false).unwrap();
+    assert_eq!((promoted.next.get(), promoted.taken), (FIRST + 9_000, 9_000));
+}
+
+/// A source that is behind is waited for, and gone on with when the same records have come again.
+#[test]
+fn one_that_runs_waits_for_a_source_that_is_behind() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let lost = source.copy();
+    write(&source, &mut writer, 6, 2, true);
+    catch_up(&mut follow(&source, &own));
+    let mut standby = follow(&lost, &own);
+    let (mut asked, mut again) = (0, None);
+    let stop = |lag: &Lag| {
+        asked += 1;
+        if asked == 3 {
+            assert!(lag.failing.as_ref().is_some_and(|said| said.contains("ends at index")), "{lag:?}");
+            let writer = again.get_or_insert_with(|| open(&lost, SEGMENT).unwrap());
+            write(&lost, writer, 20, 2, true);
+        }
+        lag.failing.is_none() && lag.own_end.get() == FIRST + 30
+    };
+    standby.run(stop).unwrap();
+    drop(standby);
+    has_all(&own, FIRST + 30);
+}
+
+/// Beside a region's journal that writes all the while, and whose disk is away in between.
+#[test]
+fn a_region_is_followed_while_it_is_written() {
+    let region = Region::anonymous(&Config::new().lane_cells(16).lane_bytes(8 << 10).workers(2)).unwrap();
+    let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let (source, own) = (MemoryDisk::default(), MemoryDisk::default());
+    let options_of_journal = JournalOptions::new().segment_bytes(16 << 10).timeout(Duration::from_secs(60));
+    let mut journal =
+        Journal::open_on(Arc::new(source.clone()), &region, dir(), &options_of_journal).unwrap();
+    let (mut standby, handed) = (follow(&source, &own), AtomicU64::new(0));
+    let (is_over, is_missed) = (AtomicBool::new(false), AtomicBool::new(false));
+    let over = || is_over.load(Ordering::Relaxed);
+    let end = std::thread::scope(|scope| {
+        let writing = scope.spawn(move || journal.run(over).map(|()| journal));
+        let following = scope.spawn(|| {
+            let each = |record: &Record<'_>| {
+                assert_eq!(record.seq.get(), handed.fetch_add(1, Ordering::Relaxed));
+            };
+            let stop = |lag: &Lag| {
+                is_missed.fetch_or(lag.failing.is_some(), Ordering::Relaxed);
+                over()
+            };
+            standby.run_with(stop, each).map(|()| standby)
+        });
+        let mut producer = Producer::attach(&region, "p").unwrap();
+        let durable = |producer: &mut Producer, index| {
+            let Sequenced::At(seq) = producer.wait_sequenced(index).unwrap() else { panic!("just now") };
+            region.wait_durable(seq, Instant::now() + Duration::from_secs(60)).unwrap();
+            seq
+        };
+        for n in 0..1_500_u32 {
+            let len = if n % 50 == 7 { 20_000 } else { n as usize % 600 };
+            let index = producer.submit(0, &vec![n as u8; len]).unwrap();
+            let is_missed =
+                || region.journal().unwrap().failing_for.is_some() && is_missed.load(Ordering::Relaxed);
+            if n == 500 {
+                durable(&mut producer, index);
+                source.state().is_gone = true;
+            } else if n == 510 {
+                // What has been submitted since waits, and both of them miss the disk.
+                while !is_missed() {
+                    assert!(!following.is_finished(), "it is tried again");
+                    std::thread::yield_now();
+                }
+                source.state().is_gone = false;
+            }
+        }
+        let seq = durable(&mut producer, 1_499);
+        while handed.load(Ordering::Relaxed) <= seq.get() {
+            assert!(!following.is_finished(), "it follows");
+            std::thread::yield_now();
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let end = writing.join().unwrap().unwrap().next();
+        following.join().unwrap().unwrap().close().unwrap();
+        end
+    });
+    let read = |disk: &MemoryDisk| Replay::open_on(Arc::new(disk.clone()), dir(), false).unwrap();
+    let (mut one, mut other) = (read(&source), read(&own));
+    while let Some(record) = other.next().unwrap() {
+        assert_eq!(Some(record), one.next().unwrap());
+    }
+    assert!(other.position() > Seq::new(1_500) && other.position() <= end);
+    assert!(audit(&own).is_sound());
+}
+
+/// What says what a directory is for is believed as it was written alone.
+#[test]
+fn each_flipped_bit_of_a_duty_is_found() {
+    let ((source, writer), own) = (source(3), MemoryDisk::default());
+    drop((follow(&source, &own), writer));
+    promote(&source, &own, false).unwrap();
+    for bit in 0..source.len("superseded") * 8 {
+        let source = source.copy();
+        source.flip("superseded", bit);
+        let error = open(&source, SEGMENT).unwrap_err();
+        assert!(matches!(&error, JournalError::Unreadable(ReplayError::Damaged(_))), "bit {bit}: {error}");
+        assert!(error.to_string().contains("superseded"), "{error}");
+    }
+}

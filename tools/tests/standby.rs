@@ -1,0 +1,432 @@
+//! A standby beside a region under load: everything but it is killed, again and again, and it takes over each time; and it
+//! is killed itself at each step of following and of being promoted.
+//!
+//! ```text
+//! cargo test -p seriatim-tools --features crash-points --test standby -- --nocapture
+//! ```
+//!
+//! `SERIATIM_LONG=1` makes more rounds of it.
+
+mod common;
+mod engine;
+
+use std::collections::HashMap;
+use std::env;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use common::*;
+use nix::sys::signal::Signal;
+use seriatim::journal::{Duty, Journal, JournalOptions, Replay, verify};
+use seriatim::{Attached, Config, Event, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+use tempfile::TempDir;
+
+const PART: &str = "SERIATIM_STANDBY_PART";
+const PRODUCERS: [&str; 2] = ["p0", "p1"];
+
+/// What the producers of a test do. Does nothing as a test.
+#[test]
+fn part() {
+    let Ok(text) = env::var(PART) else { return };
+    let [name, region, file] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("bad part {text:?}") };
+    produce(&Region::attach(region).unwrap(), name, Path::new(file));
+}
+
+fn payload(name: &str, index: u64) -> Vec<u8> {
+    let len = match index % 40 {
+        7 => 5_000 + index as usize % 3_000,
+        n if n % 4 == 1 => 300,
+        _ => 12,
+    };
+    let mut bytes = format!("{name} {index} ").into_bytes();
+    bytes.resize(len.max(bytes.len()), index as u8);
+    bytes
+}
+
+/// Submits what comes next of its commands, and writes down what was acknowledged as durable: one byte for each.
+fn produce(region: &Region, name: &str, file: &Path) {
+    let mut acknowledged = File::options().create(true).append(true).open(file).unwrap();
+    let mut known = acknowledged.metadata().unwrap().len();
+    let mut producer = attach(region, name);
+    let next = producer.next_index();
+    assert!(next >= known, "{name}: {known} commands were acknowledged, {next} are there");
+    assert_eq!(producer.attached() == Attached::New, next == 0);
+    loop {
+        let index = producer.next_index();
+        producer.submit_at(index, 1, &payload(name, index)).unwrap();
+        if index % 8 == 7 {
+            let Sequenced::At(seq) = producer.wait_sequenced(index).unwrap() else { panic!("open") };
+            region.wait_durable(seq, Instant::now() + PATIENCE).unwrap();
+            acknowledged.write_all(&vec![b'.'; (index + 1 - known) as usize]).unwrap();
+            known = index + 1;
+        }
+    }
+}
+
+/// A process that does not end by itself.
+struct Doomed(Child);
+
+impl Doomed {
+    fn start(command: &mut Command) -> Doomed {
+        Doomed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    fn is_dead(&mut self) -> bool {
+        self.0.try_wait().unwrap().is_some()
+    }
+
+    /// Waits until it has been killed.
+    fn await_kill(&mut self, context: &str) {
+        eventually(context, || self.is_dead());
+        let status = self.0.wait().unwrap();
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{context}: it ended by itself: {status}");
+    }
+}
+
+impl Drop for Doomed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn path(at: &Path) -> String {
+    at.display().to_string()
+}
+
+fn end_of(dir: &str) -> u64 {
+    Replay::open(dir).map_or(0, |replay| replay.end().get())
+}
+
+/// A standby that follows.
+fn follow(source: &str, dir: &str, args: &[&str]) -> Running {
+    let all = [&["journal", "follow", source, dir, "--segment-bytes", "64K", "--every", "0"], args].concat();
+    let mut running = Running::start(seriatim(&all).stderr(Stdio::null()));
+    let line = running.line();
+    assert!(line.starts_with("following ") || line.starts_with('{'), "{line}: {:?}", running.end());
+    running
+}
+
+/// Where all of it is.
+struct Place {
+    folder: TempDir,
+    disk: TempDir,
+}
+
+impl Place {
+    fn file(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    fn dir(&self, number: u64) -> String {
+        path(&self.file(&format!("journal-{number}")))
+    }
+
+    fn region(&self, round: u64) -> String {
+        path(&self.folder.path().join(format!("region-{round}")))
+    }
+
+    fn acknowledged(&self) -> u64 {
+        PRODUCERS.iter().map(|name| fs::metadata(self.file(name)).map_or(0, |file| file.len())).sum()
+    }
+
+    fn produce(&self, name: &str, region: &str) -> Doomed {
+        let mut command: Command = engine::this_program();
+        command.env(PART, format!("{name} {region} {}", path(&self.file(name))));
+        let complaints = File::options().create(true).append(true).open(self.file("parts")).unwrap();
+        Doomed::start(command.stderr(complaints))
+    }
+}
+
+#[test]
+fn everything_but_the_standby_is_killed_and_it_takes_over() {
+    let place = Place { folder: scratch(), disk: TempDir::new().unwrap() };
+    let config = Config::new().lane_cells(32).lane_bytes(4096).producers(4).workers(4);
+    drop(Region::create(place.region(0), &config).unwrap());
+    let (mut primary, mut spare, mut dirs) = (place.dir(0), place.dir(1), 2);
+    let rounds = times(7, 30);
+    for round in 0..rounds {
+        let (region, what) = (place.region(round), format!("round {round}"));
+        let mut serving = Running::start(&mut seriatim(&["sequence", &region, "--journal", &primary]));
+        assert!(serving.line().starts_with("serving "), "{what}: {:?}", serving.end());
+        let mut journal =
+            Running::start(&mut seriatim(&["journal", &region, &primary, "--segment-bytes", "32K"]));
+        assert!(journal.line().starts_with("writing "), "{what}: {:?}", journal.end());
+        // What was superseded comes back as a standby.
+        let adopts: &[&str] = if fs::exists(&spare).unwrap() { &["--adopt"] } else { &[] };
+        let mut standby = follow(&primary, &spare, adopts);
+        let mut producers: Vec<_> = PRODUCERS.iter().map(|name| place.produce(name, &region)).collect();
+        let (before, goal) = (place.acknowledged(), 200 + round * 37 % 300);
+        let complaints = || fs::read_to_string(place.file("parts")).unwrap_or_default();
+        eventually(&what, || {
+            let is_dead = producers.iter_mut().any(Doomed::is_dead);
+            assert!(!is_dead, "{what}: {}", complaints());
+            place.acknowledged() >= before + goal && end_of(&spare) > before
+        });
+        // Not always in the same order.
+        if round % 2 == 0 {
+            journal.signal(Signal::SIGKILL);
+            serving.signal(Signal::SIGKILL);
+            drop(producers);
+        } else {
+            drop(producers);
+            serving.signal(Signal::SIGKILL);
+            journal.signal(Signal::SIGKILL);
+        }
+        serving.end();
+        journal.end();
+        fs::remove_file(&region).unwrap();
+        let promoted = if round % 3 == 2 {
+            // The first one's disk is lost as well, when the standby has seen all of it.
+            eventually("it has caught up", || end_of(&spare) == end_of(&primary));
+            let end = end_of(&primary);
+            fs::remove_dir_all(&primary).unwrap();
+            standby.signal(Signal::SIGTERM);
+            let ended = standby.end().with(0);
+            assert!(ended.out.contains(&format!("sealed {spare} at index {end}")), "{ended:?}");
+            run(&["journal", "promote", &spare]).with(2).saying(&["by force"]);
+            let promoted = run(&["journal", "promote", &spare, "--force", "--json"]).with(1).json();
+            assert!(promoted["fenced"] == false && promoted["next"] == end, "{promoted}");
+            promoted
+        } else {
+            standby.stop().with(0);
+            let text = run(&["sequence", &region, "--journal", &spare]).with(2);
+            text.saying(&["is a standby of", "promote"]);
+            let promoted = run(&["journal", "promote", &spare, "--json"]).with(0).json();
+            assert!(promoted["fenced"] == true && promoted["next"] == end_of(&primary), "{promoted}");
+            // Nobody goes on in the first one.
+            run(&["sequence", &region, "--journal", &primary]).with(2).saying(&["superseded", &spare]);
+            assert_same(&primary, &spare);
+            promoted
+        };
+        let audit = verify(&spare).unwrap();
+        assert!(audit.is_sound(), "{what}: {audit:?}");
+        assert_eq!(promoted["digest"], audit.digest.to_string());
+        (primary, spare) = if fs::exists(&primary).unwrap() {
+            (spare, primary)
+        } else {
+            dirs += 1;
+            (spare, place.dir(dirs))
+        };
+    }
+    check_all(&place, &primary);
+}
+
+/// That two directories have the same records, in segments of their own.
+fn assert_same(one: &str, other: &str) {
+    let (mut one, mut other) = (Replay::open(one).unwrap(), Replay::open(other).unwrap());
+    loop {
+        let (a, b) = (one.next().unwrap(), other.next().unwrap());
+        assert!(a == b, "{a:?} and {b:?}");
+        if a.is_none() {
+            return;
+        }
+    }
+}
+
+/// That what was acknowledged is there, each command once, in one history.
+fn check_all(place: &Place, dir: &str) {
+    let audit = verify(dir).unwrap();
+    assert!(audit.is_sound(), "{audit:?}");
+    let (mut replay, mut names, mut next) = (Replay::open(dir).unwrap(), HashMap::new(), HashMap::new());
+    let mut epochs = Vec::new();
+    while let Some(record) = replay.next().unwrap() {
+        match record.event() {
+            Some(Event::ProducerAttached { name, number, .. }) => {
+                assert!(names.insert(number, name.to_string()).is_none(), "a number was given twice");
+            }
+            Some(Event::Opened { epoch, .. }) => epochs.push(epoch),
+            _ => {}
+        }
+        if record.is_command() {
+            let index = next.entry(record.producer).or_insert(0);
+            assert_eq!(record.index, *index, "of producer {}", record.producer);
+            *index += 1;
+            assert_eq!(record.payload, payload(&names[&record.producer], record.index));
+        }
+    }
+    assert_eq!(names.len(), PRODUCERS.len(), "who comes back has its number");
+    assert!(epochs.windows(2).all(|two| two[0] < two[1]), "{epochs:?}");
+    for (number, name) in names {
+        let acknowledged = fs::metadata(place.file(&name)).unwrap().len();
+        assert!(next[&number] >= acknowledged, "{name}: {acknowledged} of {}", next[&number]);
+    }
+    println!("{} records, {} epochs", audit.records, epochs.len());
+}
+
+// ---- killed at each step ----------------------------------------------------------------------------------
+
+/// A journal of so many commands, that nobody writes any more.
+fn written(dir: &Path, commands: u64) {
+    let region = Region::anonymous(&Config::new().lane_cells(1024)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let options = JournalOptions::new().segment_bytes(16 << 10).timeout(ANSWER);
+    let mut journal = Journal::open(&region, dir, &options).unwrap();
+    let mut producer = Producer::attach(&region, "p0").unwrap();
+    for index in 0..commands {
+        producer.submit(1, &payload("p0", index)).unwrap();
+        if index % 16 == 15 {
+            while journal.poll().unwrap() > 0 {}
+        }
+    }
+    producer.wait_sequenced(commands - 1).unwrap();
+    while journal.poll().unwrap() > 0 {}
+    // As one that was killed leaves it.
+    drop(journal);
+    sequencer.stop().unwrap();
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Who meets the point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scene {
+    /// The first standby of a directory.
+    First,
+    /// One that goes on where another one was killed.
+    Successor,
+    /// Who promotes what was killed.
+    Promotion,
+}
+
+fn scenes(point: &str) -> &'static [Scene] {
+    use Scene::{First, Promotion, Successor};
+    match point.split_once('.').expect("a point is of a group") {
+        ("journal", "told" | "released") => &[],
+        ("journal", "mending" | "mended") => &[Successor, Promotion],
+        ("journal", _) => &[First, Successor, Promotion],
+        ("standby", _) => &[First, Successor],
+        ("promote", _) => &[Promotion],
+        _ => &[],
+    }
+}
+
+fn passes(point: &str, scene: Scene) -> &'static [u64] {
+    match point {
+        // It takes the rest into one segment, in one batch.
+        _ if scene == Scene::Promotion => &[1],
+        "journal.part" | "journal.written" | "journal.synced" | "standby.staged" => &[1, 2, 7],
+        "journal.footer" | "journal.cut" | "journal.sealed" => &[1, 3],
+        "journal.complete" | "journal.named" | "journal.begun" => &[1, 2, 3, 5],
+        "journal.reserved" | "journal.header" => &[1, 2, 4],
+        _ => &[1],
+    }
+}
+
+fn dies(source: &Path, point: &str, pass: u64, scene: Scene) {
+    let (context, folder) = (format!("{point}:{pass} in {scene:?}"), TempDir::new().unwrap());
+    let (from, dir) = (folder.path().join("source"), folder.path().join("dir"));
+    copy(source, &from);
+    let (from, dir) = (path(&from), path(&dir));
+    let following = ["journal", "follow", &from, &dir, "--segment-bytes", "4K"];
+    let start = |args: &[&str], crash: &str| {
+        Doomed::start(seriatim(args).env("SERIATIM_CRASH", crash).stderr(Stdio::null()))
+    };
+    if scene != Scene::First {
+        // It leaves a segment with records, that nobody has sealed.
+        start(&following, "journal.written:9").await_kill(&context);
+    }
+    let crash = format!("{point}:{pass}");
+    if scene == Scene::Promotion {
+        start(&["journal", "promote", &dir], &crash).await_kill(&context);
+        // At most one of both can be gone on with.
+        let duties = [Duty::of(&from).unwrap(), Duty::of(&dir).unwrap()];
+        let is_promoted = duties[1] == Duty::Journal;
+        assert!(!is_promoted || matches!(duties[0], Duty::Superseded { .. }), "{context}: {duties:?}");
+        assert_eq!(is_promoted, point == "promote.done", "{context}");
+    } else {
+        start(&following, &crash).await_kill(&context);
+        let standby = follow(&from, &dir, &[]);
+        eventually(&context, || end_of(&dir) == end_of(&from));
+        standby.stop().with(0);
+    }
+    if Duty::of(&dir).unwrap() != Duty::Journal {
+        run(&["journal", "promote", &dir]).with(0);
+    }
+    assert_same(&from, &dir);
+    let audit = verify(&dir).unwrap();
+    assert!(audit.is_sound(), "{context}: {audit:?}");
+    let restored = Region::restore(folder.path().join("region"), &dir, &Config::new()).unwrap();
+    assert_eq!((restored.next, restored.digest), (audit.end, audit.digest), "{context}");
+    assert!(Region::restore(folder.path().join("other"), &from, &Config::new()).is_err(), "{context}");
+}
+
+#[test]
+fn a_standby_that_dies_at_any_step_goes_on_and_is_promoted_whole_or_not_at_all() {
+    let only = env::var("SERIATIM_CRASH_ONLY").unwrap_or_default();
+    let disk = TempDir::new().unwrap();
+    let source = disk.path().join("source");
+    written(&source, 300);
+    let (mut runs, mut points) = (0, 0);
+    for point in seriatim::crash::points().into_iter().filter(|point| point.starts_with(&only)) {
+        points += u64::from(!scenes(point).is_empty());
+        for &scene in scenes(point) {
+            for &pass in passes(point, scene) {
+                dies(&source, point, pass, scene);
+                runs += 1;
+            }
+        }
+    }
+    println!("{points} points, {runs} runs");
+    assert!(points > 15 || !only.is_empty(), "{points}");
+}
+
+/// What an operator does by hand, and what is refused.
+#[test]
+fn the_tool_follows_promotes_and_says_how_far_it_is() {
+    let (folder, disk) = (scratch(), TempDir::new().unwrap());
+    let region = create(&folder, "region", &[]);
+    let sequencer = sequence(&region);
+    let (orders, spare) = (path(&disk.path().join("orders")), path(&disk.path().join("spare")));
+    run(&["journal", "follow", &orders, &spare]).with(2).saying(&[&orders]);
+    let mut journal = Running::start(&mut seriatim(&["journal", &region, &orders]));
+    journal.line();
+    run_with(&["submit", &region, "-", "--durable"], b"one\ntwo\n").with(0);
+    run(&["journal", "follow", &orders, &orders]).with(2).saying(&["cannot follow itself"]);
+    let standby = follow(&orders, &spare, &["--json"]);
+    run(&["journal", "follow", &orders, &spare]).with(2).saying(&["another journal has", &spare]);
+    eventually("it has caught up", || end_of(&spare) == end_of(&orders));
+    let found = run(&["journal", "stat", &spare, "--json"]).with(0).json();
+    assert_eq!((&found["standby_of"], &found["source_end"]), (&orders.clone().into(), &found["end"]));
+    let text = run(&["journal", "stat", &spare]).with(0).out;
+    assert!(text.contains(&format!("standby of {orders}, 0 indexes behind it")), "{text}");
+    run(&["journal", &region, &spare, "--name", "other"]).with(2);
+    run(&["journal", "promote", &spare]).with(2).saying(&["another journal has"]);
+    let said = standby.stop().with(0).out;
+    let last = said.lines().rfind(|line| line.contains("source_end")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert!(last["behind"] == 0 && last["next"] == last["source_end"], "{last}");
+    run(&["journal", "promote", &spare]).with(1).saying(&["a journal writes into", &orders]);
+    run(&["journal", "promote", &orders]).with(2).saying(&["is no standby's"]);
+    run_with(&["submit", &region, "-", "--durable"], b"three\n").with(0);
+    journal.signal(Signal::SIGKILL);
+    journal.end();
+    let promoted = run(&["journal", "promote", &spare]).with(0).out;
+    assert!(promoted.contains("promoted ") && promoted.contains("of them taken just now"), "{promoted}");
+    assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\n");
+    run(&["journal", &region, &orders]).with(2).saying(&["superseded", &spare]);
+    let text = run(&["journal", "stat", &orders]).with(0).out;
+    assert!(text.contains(&format!("superseded by {spare}")), "{text}");
+    run(&["journal", "follow", &orders, &spare]).with(2).saying(&["no standby's", "--adopt"]);
+    sequencer.stop();
+    // The same region goes on elsewhere.
+    let again = path(&folder.path().join("again"));
+    let mut serving = Running::start(&mut seriatim(&["sequence", &again, "--journal", &spare]));
+    assert!(serving.line().starts_with("serving "));
+    let mut journal = Running::start(&mut seriatim(&["journal", &again, &spare]));
+    assert!(journal.line().starts_with("writing "));
+    run_with(&["submit", &again, "-", "--durable"], b"four\n").with(0);
+    assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\nfour\n");
+    journal.stop().with(0);
+    serving.stop().with(0);
+}
