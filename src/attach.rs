@@ -303,6 +303,14 @@ fn holder<K: Kind>(region: &Region, index: u16, name: Name) -> Holder {
     }
 }
 
+/// Whether a living party has a name, as far as can be said without asking for it: for who begins with something long before
+/// it asks.
+pub(crate) fn check_name<K: Kind>(region: &Region, name: Name) -> Result<(), AttachError> {
+    let own = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
+    let lives = |i| region.is_alive(K::role(i)) && matches!(holder::<K>(region, i, name), Holder::Living);
+    if own.is_some_and(lives) { Err(name_taken::<K>(region, name)) } else { Ok(()) }
+}
+
 fn name_taken<K: Kind>(region: &Region, name: Name) -> AttachError {
     let holder = K::indexes(region).find(|&i| K::owner(region, i) == Some(name));
     let pid = holder.map_or(0, |i| K::party(region, i).pid.load(Ordering::Relaxed) as u32);

@@ -83,6 +83,9 @@ const POINTS: &[&str] = &[
     "prune.synced",
     "prune.removed",
     "prune.done",
+    "catch-up.read",
+    "catch-up.seated",
+    "catch-up.met",
 ];
 
 /// The names of all points.

@@ -185,6 +185,11 @@ impl Fold {
         self
     }
 
+    /// Payloads are read from this index on.
+    pub(crate) fn read_from(&mut self, first: Seq) {
+        self.reads_from = first;
+    }
+
     /// Its rank.
     pub(crate) fn rank(&self) -> Option<u16> {
         self.rank

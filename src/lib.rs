@@ -65,7 +65,7 @@
 //! | [`Producer`] | submits: [`submit`](Producer::submit) waits for room, [`try_submit`](Producer::try_submit) never waits, [`claim`](Producer::claim) lends the room to be written in place, [`submit_parts`](Producer::submit_parts) divides a command among workers, [`submit_to`](Producer::submit_to) is for one |
 //! | [`Worker`] | receives everything that is for it, at the same index as everyone else, and gates: what it has not passed stays |
 //! | [`Observer`] | watches without gating: copies, and says exactly how many commands it missed |
-//! | [`journal`] | the order on disk: writing it, waiting until a command is durable, reading it back, following it as a standby |
+//! | [`journal`] | the order on disk: writing it, waiting until a command is durable, reading it back, coming late from it, following it as a standby |
 //! | [`channel`] | commands of a type of one's own; controllers that supersede each other |
 //! | [`Event`] | what has an index: a [`Command`], or a worker or producer that came, a worker that left, an end, a new sequencer |
 //! | [`Digest`] | one number for all commands before an index |
@@ -106,7 +106,8 @@
 //! - A **producer** that dies leaves no hole: each command that it submitted is delivered, a half-written one is not
 //!   there. Who attaches under its name goes on at [`next_index`](Producer::next_index), see [`Attached`].
 //! - A **worker** that dies gates for some 20 ms more; then its [`Event::Left`] is in the order. Who joins under its
-//!   name is a newcomer, with the digest of all that came before.
+//!   name is a newcomer, with the digest of all that came before; what it has missed it gets from the journal, if there is
+//!   one ([`Worker::join_from`]).
 //! - The **sequencer**'s death stops the order, and loses nothing. A standby ([`Sequencer::wait_to_open`]) or the next
 //!   [`Sequencer::open`] goes on at the next index. A standby looks when the process that served ends, and each
 //!   100 ms in any case, and takes over at the first look that finds the lock free.

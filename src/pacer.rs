@@ -41,6 +41,8 @@ pub(crate) struct Pacer {
     slot: u16,
     in_step: bool,
     first: Seq,
+    /// Where the worker begins: before that if it comes from the journal.
+    begins: Seq,
     /// As its page says: all its reports for indexes before this are made.
     done: Seq,
     /// It is given what comes before this without looking at the others.
@@ -67,6 +69,7 @@ impl Pacer {
             slot,
             in_step: what == OnDivergence::Lockstep,
             first,
+            begins: first,
             done: first,
             open: first,
             unreported: None,
@@ -76,6 +79,14 @@ impl Pacer {
             held: false,
             dead: Vec::new(),
         }))
+    }
+
+    /// The worker is given what comes from here on, before the index that others know as its first. In lockstep it is given
+    /// that when all others have reported all of it: nobody acts on what follows something that workers differ at.
+    pub(crate) fn begin_at(&mut self, begins: Seq) {
+        if self.in_step {
+            (self.begins, self.open) = (begins, begins);
+        }
     }
 
     /// Whether the worker may be given what is `next`: it asks, so it is done with all before that. Not if it is not there.
@@ -92,7 +103,7 @@ impl Pacer {
             self.finish(region, next);
         }
         self.held = false;
-        if is_there && next >= self.first {
+        if is_there && next >= self.begins {
             if let Some(seq) = self.unreported {
                 return Err(WorkerError::Unreported { seq });
             }
@@ -151,11 +162,11 @@ impl Pacer {
         self.end.is_some_and(|end| met.seq >= end) && !matches!(met.own, Some(Own::Poisoned { .. }))
     }
 
-    /// The worker is given this.
+    /// The worker is given this. Nobody waits for it to report what lies before its own `Joined`.
     pub(crate) fn note(&mut self, met: &Met) {
         if let Some(Own::Poisoned { index, .. }) = met.own {
             self.poisoned = Some((met.seq, Seq::new(index)));
-        } else if self.in_step {
+        } else if self.in_step && met.seq >= self.first {
             self.unreported = Some(met.seq);
         }
     }

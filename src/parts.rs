@@ -1,6 +1,8 @@
 //! What a worker gets of a command, and the digests of what it reads: of one with parts, of the table, of the body and of
 //! its own part alone.
 
+use std::ops::Range;
+
 use seriatim_ring::Seq;
 use seriatim_ring::lane::Entry;
 use seriatim_ring::parts::{BadTable, Span, Table, table_bytes};
@@ -51,13 +53,34 @@ pub(crate) fn view(
     Ok(View { body: table.body(), part })
 }
 
+/// The same of a payload that lies elsewhere than in a region.
+pub(crate) fn view_in(bytes: &[u8], payload: Span, ranks: u16, rank: Option<u16>) -> Result<View, BadTable> {
+    let words = bytes.as_chunks::<8>().0;
+    let table = Table::read(|at| u64::from_le_bytes(words[at]), payload.len, ranks)?;
+    let part = rank.map(|rank| table.part(rank)).transpose()?;
+    Ok(View { body: table.body(), part })
+}
+
 /// Whether table, body and part have the digests that their producer took.
 pub(crate) fn check(words: &[AtomicU64], whole: Span, ranks: u16, view: View) -> Result<(), BadTable> {
-    let table = payload::part(words, 0..table_bytes(ranks.into()));
-    same("digest of a table of parts", table, whole.digest)?;
-    same("digest of the body", payload::part(words, view.body.range()), view.body.digest)?;
+    check_each(|range| payload::part(words, range), whole, ranks, view)
+}
+
+/// The same of a payload that lies elsewhere than in a region.
+pub(crate) fn check_in(bytes: &[u8], whole: Span, ranks: u16, view: View) -> Result<(), BadTable> {
+    check_each(|range| &bytes[range], whole, ranks, view)
+}
+
+fn check_each<'b>(
+    bytes: impl Fn(Range<usize>) -> &'b [u8],
+    whole: Span,
+    ranks: u16,
+    view: View,
+) -> Result<(), BadTable> {
+    same("digest of a table of parts", bytes(0..table_bytes(ranks.into())), whole.digest)?;
+    same("digest of the body", bytes(view.body.range()), view.body.digest)?;
     let Some(part) = view.part else { return Ok(()) };
-    same("digest of a part", payload::part(words, part.range()), part.digest)
+    same("digest of a part", bytes(part.range()), part.digest)
 }
 
 /// All of a copied payload with parts; its digests if there are any.

@@ -1,6 +1,7 @@
 //! [`Worker`]: poll, handle, go on; its cursor gates the others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
@@ -23,6 +24,7 @@ use crate::error_log::ErrorCode;
 use crate::event::{Command, Event};
 use crate::fold::{Corrupt, Fold, Met, Plain, Said, Stopped};
 use crate::fork::{self, Alarm};
+use crate::journal::{CatchUp, CatchUpError};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::pacer::Pacer;
@@ -43,8 +45,8 @@ pub struct JoinOptions {
     release_every: u32,
     by_hand: bool,
     policy: WorkerPolicy,
-    check_payloads: bool,
-    rank: Option<u16>,
+    pub(crate) check_payloads: bool,
+    pub(crate) rank: Option<u16>,
 }
 
 impl Default for JoinOptions {
@@ -243,8 +245,8 @@ pub struct Worker {
 
 impl Worker {
     /// Joins under a name. The first worker of a region starts at its anchor, and so gets all that is held; a
-    /// later one starts at the index of its own [`Event::Joined`]. What lies before is the business of those who were
-    /// there: if one of them dies that was behind, and no other was as far back, nobody gets what it has not had.
+    /// later one starts at the index of its own [`Event::Joined`]; what lies before it can have from the journal, if there
+    /// is one, with [`join_from`](Self::join_from). Otherwise that is the business of those who were there: if one of them dies that was behind, and no other was as far back, nobody gets what it has not had.
     ///
     /// # Errors
     /// A living worker has the name, all slots are taken, the region is read-only, or no sequencer answers
@@ -259,15 +261,7 @@ impl Worker {
     /// As [`join`](Self::join); a living worker has the rank, or the region has none such.
     pub fn join_with(region: &Region, name: &str, options: &JoinOptions) -> Result<Worker, AttachError> {
         let name = Name::new(name)?;
-        let ranks = region.geometry().ranks;
-        if let Some(rank) = options.rank.filter(|&rank| u64::from(rank) >= ranks) {
-            return Err(AttachError::UnknownRank { path: region.path().into(), rank, ranks });
-        }
-        let digest_of = region.digest_of();
-        if options.check_payloads && digest_of != DigestOf::Payload {
-            return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
-        }
-        region.make_writable("a worker", &[Part::Bells, Part::Channel])?;
+        Self::may_join(region, options)?;
         // Before it gates: it may take a while.
         region.enter_all();
         region.enter(&[Part::Channel], []);
@@ -308,6 +302,103 @@ impl Worker {
             seat,
             name,
         })
+    }
+
+    /// As [`join_with`](Self::join_with), with what came before: hands the history from an index on, as the journal in a
+    /// directory has it, to `handle`, and goes over into the live order. What comes next there is the worker's to poll,
+    /// [`first`](Self::first) on: nothing is missing between the two, and nothing there twice.
+    ///
+    /// While it reads the journal it gates nobody. For more than that, like stopping in between, there is
+    /// [`CatchUp`](crate::journal::CatchUp).
+    ///
+    /// ```
+    /// use seriatim::journal::{Journal, JournalOptions};
+    /// use seriatim::{Config, Event, JoinOptions, Producer, Region, Seq, Sequencer, SequencerConfig, Worker};
+    ///
+    /// # let dir = std::env::temp_dir().join(format!("join-from-{}", std::process::id()));
+    /// let region = Region::anonymous(&Config::new().lane_cells(4))?;
+    /// let _sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// let mut journal = Journal::open(&region, &dir, &JournalOptions::new())?;
+    /// let mut producer = Producer::attach(&region, "p")?;
+    /// for n in 0..100_u64 {
+    ///     let index = producer.submit(0, &n.to_le_bytes())?;
+    ///     producer.wait_sequenced(index)?;
+    ///     while journal.poll()? > 0 {} // then it may be gone from the region
+    /// }
+    /// let (mut sum, mut next) = (0, Seq::ZERO);
+    /// let mut apply = |event: Event<'_>| {
+    ///     next = event.seq().plus(1); // what a restarted worker would go on with
+    ///     if let Event::Command(command) = event {
+    ///         sum += u64::from_le_bytes(command.payload.try_into().unwrap());
+    ///     }
+    /// };
+    /// let options = JoinOptions::new();
+    /// let mut worker = Worker::join_from(&region, "late", &options, &dir, Seq::ZERO, &mut apply)?;
+    /// while let Some(event) = worker.poll()? {
+    ///     apply(event); // from here on it is one of the others
+    /// }
+    /// assert_eq!((sum, next), (99 * 100 / 2, worker.next()));
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CatchUpError`](crate::journal::CatchUpError): what was handed out until then stays so.
+    pub fn join_from(
+        region: &Region,
+        name: &str,
+        options: &JoinOptions,
+        dir: impl AsRef<Path>,
+        from: Seq,
+        mut handle: impl FnMut(Event<'_>),
+    ) -> Result<Worker, CatchUpError> {
+        let mut history = CatchUp::open(region, name, dir, from, options)?;
+        while !history.is_near() {
+            history.poll_batch(HISTORY, &mut handle)?;
+        }
+        history.join(handle)
+    }
+
+    /// Whether somebody can join with these options; what all workers write is writable after that.
+    pub(crate) fn may_join(region: &Region, options: &JoinOptions) -> Result<(), AttachError> {
+        let ranks = region.geometry().ranks;
+        if let Some(rank) = options.rank.filter(|&rank| u64::from(rank) >= ranks) {
+            return Err(AttachError::UnknownRank { path: region.path().into(), rank, ranks });
+        }
+        let digest_of = region.digest_of();
+        if options.check_payloads && digest_of != DigestOf::Payload {
+            return Err(AttachError::NoPayloadDigests { path: region.path().into(), digest_of });
+        }
+        region.make_writable("a worker", &[Part::Bells, Part::Channel])
+    }
+
+    /// Takes over what who read the history knows of its end.
+    pub(crate) fn knows(&mut self, superseded: u64, is_closed: bool) {
+        (self.superseded, self.closed) = (superseded, is_closed);
+    }
+
+    /// Folds what lies before an index, and hands out nothing of it; whether so much is there.
+    pub(crate) fn fold_to(&mut self, to: Seq) -> Result<bool, WorkerError> {
+        while self.next() < to {
+            let step = self.fold.step(self.region.map());
+            let Some(met) = step.map_err(|stopped| self.why_stopped(stopped))? else { return Ok(false) };
+            if met.lane == OWN_LANE {
+                self.note_end(&met);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What comes next is the first that it hands out. What lies before was had from the journal, which has it for whoever
+    /// comes after: also one that releases by hand has released that.
+    pub(crate) fn begin_here(&mut self) {
+        self.first = self.next();
+        self.fold.read_from(self.first);
+        self.walks_from = walks_from(self.first, &self.pacer);
+        if let Some(pacer) = &mut self.pacer {
+            pacer.begin_at(self.first);
+        }
+        self.release();
     }
 
     /// The name that it joined under.
@@ -951,6 +1042,9 @@ impl Worker {
         self.closed && !reopened()
     }
 }
+
+/// Indexes of the history that are read at a time.
+const HISTORY: usize = 256;
 
 /// From where on a worker need not take the long way.
 fn walks_from(first: Seq, pacer: &Option<Box<Pacer>>) -> Seq {

@@ -6,7 +6,8 @@
 //!
 //! A [`Journal`] writes it: a reader that gates the region, in whatever process, as `seriatim journal` does.
 //! [`Region::wait_durable`](crate::Region::wait_durable) waits until a command is on the disk. [`Replay`] reads it from any
-//! index on, [`verify`] checks all of it. A [`Standby`] follows it into another directory, and can take its place.
+//! index on, [`verify`] checks all of it; a [`CatchUp`] reads it and goes over into the live order. A [`Standby`] follows it
+//! into another directory, and can take its place.
 //!
 //! Beside the segments an engine keeps [`Snapshots`] of its state, and readers their [`Bookmark`]s. [`prune`] removes what
 //! is older than the [`Retention`] asks for and none of these still needs.
@@ -16,6 +17,7 @@
 #![doc = include_str!("FORMAT.md")]
 
 mod bookmark;
+mod catch_up;
 mod disk;
 mod durable;
 mod duty;
@@ -37,6 +39,7 @@ mod world;
 mod writer;
 
 pub use bookmark::{Bookmark, BookmarkError, Marked};
+pub use catch_up::{CatchUp, CatchUpError};
 pub use durable::{DurableError, JournalStatus};
 pub use duty::Duty;
 pub use error::{Damage, JournalError, ReplayError};

@@ -319,8 +319,13 @@ impl Replay {
     #[expect(clippy::should_implement_trait, reason = "what it hands out ends with the next call")]
     pub fn next(&mut self) -> Result<Option<Record<'_>>, ReplayError> {
         let Some(found) = self.step()? else { return Ok(None) };
-        let payload = self.segment.payload(&found)?;
-        Ok(Some(record(&found, payload)))
+        match self.segment.payload(&found) {
+            Ok(payload) => Ok(Some(record(&found, payload))),
+            Err(error) => {
+                (self.offset, self.at) = (found.offset, found.at);
+                Err(error)
+            }
+        }
     }
 
     /// As [`next`](Self::next), with its head as it is written, and where the journal sat that wrote it.

@@ -1,5 +1,6 @@
 //! The journal on a disk that is a test: what is on it at any moment, whatever fails.
 
+mod catch_up;
 mod faults;
 mod flips;
 mod kept;

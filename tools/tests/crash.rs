@@ -446,9 +446,10 @@ fn trials(seed: u64) -> Vec<Trial> {
     let only = std::env::var("SERIATIM_CRASH_ONLY").unwrap_or_default();
     let mut random = Random(seed);
     let mut trials = Vec::new();
-    // Those are met where workers that differ are stopped: in `agreement.rs`; by a journal: in `journal_crash.rs`; or by
-    // who restores a region from one: in `restore.rs`; who follows one and takes its place: in `standby.rs`.
-    let elsewhere = ["pace.", "poison.", "journal.", "take-up.", "restore.", "standby.", "promote."];
+    // Those are met where workers that differ are stopped: in `agreement.rs`; by a journal: in `journal_crash.rs`; by
+    // who restores a region from one: in `restore.rs`; who joins from one: in `late_join.rs`; who follows one and takes its
+    // place: in `standby.rs`.
+    let elsewhere = ["pace.", "poison.", "journal.", "take-up.", "restore.", "catch-up.", "standby.", "promote."];
     let is_elsewhere = |point: &str| elsewhere.iter().any(|group| point.starts_with(group));
     let points = seriatim::crash::points().into_iter().filter(|point| !is_elsewhere(point));
     for point in points.filter(|point| point.starts_with(&only)) {

@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
+use seriatim::journal::{CatchUp, Replay};
 use seriatim::{
-    DigestOf, Event, JoinOptions, OnDivergence, Worker, WorkerError, WorkerPolicy, payload_digest,
+    Digest, DigestOf, Event, JoinOptions, OnDivergence, Region, Seq, State, Worker, WorkerError,
+    WorkerPolicy, payload_digest,
 };
 
 use crate::Outcome;
@@ -18,6 +20,9 @@ use crate::signal::Stop;
 
 /// Events that are taken at a time.
 const BATCH: usize = 256;
+
+/// How it ends when the order does.
+const CLOSED: &str = "closed";
 
 /// How it ends where workers differ, and are stopped.
 const POISONED: &str = "poisoned";
@@ -31,8 +36,10 @@ Examples:
   seriatim worker /dev/shm/orders --name audit --out audit.txt --digest
   seriatim worker /dev/shm/orders --count 10
   seriatim worker /dev/shm/orders --out audit.txt --report
+  seriatim worker /dev/shm/orders --journal /var/lib/orders --from 1000
 
-It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`.
+It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`. With --journal
+it prints what came before first, and nobody waits for that; it joins when little is left.
 SIGTERM or SIGINT makes it leave.";
 
 /// Join as a worker, print each command and a line end.
@@ -50,6 +57,12 @@ pub(crate) struct Args {
     /// rank, printed behind what all get. There is one of a rank at a time; without one it passes over all these
     #[arg(long, value_name = "N")]
     rank: Option<u16>,
+    /// Begin with what the journal in this directory has, and go over into the live order: nothing is missing or there twice
+    #[arg(long, value_name = "DIR")]
+    journal: Option<PathBuf>,
+    /// With --journal, the first index; one who had all before it goes on there [default: the journal's first]
+    #[arg(long, value_name = "N", requires = "journal")]
+    from: Option<u64>,
     /// Where to print, replacing what is there; - is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     out: PathBuf,
@@ -88,7 +101,7 @@ impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
         let region = open::to_attach_within(&self.path, self.lock, self.wait_for)?;
-        let name = self.name.unwrap_or_else(|| format!("worker-{}", std::process::id()));
+        let name = self.name.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let out = output::sink(&self.out)?;
         let policy = match self.kill_after {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
@@ -100,7 +113,10 @@ impl Args {
         if let Some(rank) = self.rank {
             options = options.rank(rank);
         }
-        let mut worker = Worker::join_with(&region, &name, &options)?;
+        let mut stage = match self.begin(&region, &name, &options)? {
+            Some(history) => Stage::of_history(history),
+            None => Stage::of_worker(Worker::join_with(&region, &name, &options)?),
+        };
         let mut printer = Printer {
             out,
             to: self.out.display().to_string(),
@@ -111,18 +127,17 @@ impl Args {
             bytes: 0,
             end: None,
         };
-        let first = worker.first().get();
-        let end = printer.print(&mut worker, &stop);
+        let end = stage.print(&mut printer, &region, &stop);
         let report = WorkerReport {
             name,
-            first,
-            next: worker.next().get(),
-            digest: worker.digest().to_string(),
+            first: stage.first.get(),
+            next: stage.next.get(),
+            digest: stage.digest.to_string(),
             commands: printer.commands,
             bytes: printer.bytes,
             end: end.as_ref().copied().unwrap_or("failed"),
         };
-        worker.leave();
+        drop(stage);
         if self.digest || self.json {
             output::print_aside(&report, self.json)?;
         }
@@ -131,6 +146,57 @@ impl Args {
             return Ok(Outcome::Problem);
         }
         Ok(Outcome::Done)
+    }
+}
+
+impl Args {
+    /// The history, if it is to begin with that.
+    fn begin(&self, region: &Region, name: &str, options: &JoinOptions) -> Result<Option<CatchUp>> {
+        let Some(dir) = &self.journal else { return Ok(None) };
+        let from = match self.from {
+            Some(from) => Seq::new(from),
+            None => Replay::open(dir)?.first(),
+        };
+        Ok(Some(CatchUp::open(region, name, dir, from, options)?))
+    }
+}
+
+/// What is printed next, and how far it was.
+struct Stage {
+    history: Option<CatchUp>,
+    worker: Option<Worker>,
+    first: Seq,
+    next: Seq,
+    digest: Digest,
+}
+
+impl Stage {
+    fn of_history(history: CatchUp) -> Stage {
+        let (first, digest) = (history.next(), history.digest());
+        Stage { history: Some(history), worker: None, first, next: first, digest }
+    }
+
+    fn of_worker(worker: Worker) -> Stage {
+        let (first, next, digest) = (worker.first(), worker.next(), worker.digest());
+        Stage { history: None, worker: Some(worker), first, next, digest }
+    }
+
+    /// Prints until there is a reason to end, and says which.
+    fn print(&mut self, printer: &mut Printer, region: &Region, stop: &Stop) -> Result<&'static str> {
+        if let Some(mut history) = self.history.take() {
+            let over = printer.print_history(&mut history, region, stop);
+            (self.next, self.digest) = (history.next(), history.digest());
+            if let Some(reason) = over? {
+                return Ok(reason);
+            }
+            self.worker = Some(history.join(|event| printer.take(event))?);
+            printer.flush()?;
+            printer.printed = None;
+        }
+        let Some(worker) = &mut self.worker else { return Ok("failed") };
+        let end = printer.print(worker, stop);
+        (self.next, self.digest) = (worker.next(), worker.digest());
+        end
     }
 }
 
@@ -151,24 +217,56 @@ struct Printer {
 }
 
 impl Printer {
+    /// Prints the history, until it is time to join; a reason to end before that.
+    fn print_history(
+        &mut self,
+        history: &mut CatchUp,
+        region: &Region,
+        stop: &Stop,
+    ) -> Result<Option<&'static str>> {
+        while self.left > 0 && !history.is_near() {
+            history.poll_batch(self.limit(BATCH), |event| self.take(event))?;
+            match self.end.take() {
+                Some(Err(error)) => return Err(error),
+                // Behind an end the order may have been opened again.
+                end => self.end = end,
+            }
+            self.flush()?;
+            if stop.asked() {
+                return Ok(Some("signal"));
+            }
+        }
+        let end = self.end.take().transpose()?.or((self.left == 0).then_some("count"));
+        // Whoever opened it again says so in the order, behind what was read.
+        Ok(end.filter(|&end| end != CLOSED || region.snapshot().state == State::Closed))
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.out.flush().with_context(|| format!("cannot write {}", self.to))
+    }
+
+    /// Never more than is left: what is polled counts as received.
+    fn limit(&self, most: usize) -> usize {
+        most.min(usize::try_from(self.left).unwrap_or(most))
+    }
+
     /// Prints until there is a reason to end, and says which.
     fn print(&mut self, worker: &mut Worker, stop: &Stop) -> Result<&'static str> {
         let mut reason = if self.left == 0 { Some(Ok("count")) } else { None };
         while reason.is_none() {
-            // Never more than is left: what is polled counts as received. A report is for one index.
-            let most = if self.reports { 1 } else { BATCH };
-            let limit = most.min(usize::try_from(self.left).unwrap_or(most));
+            // A report is for one index.
+            let limit = self.limit(if self.reports { 1 } else { BATCH });
             if worker.poll_batch(limit, |event| self.take(event))? == 0 {
                 match worker.recv_deadline(Instant::now() + TICK) {
                     Ok(event) => event.into_iter().for_each(|event| self.take(event)),
                     // Without the event that says so: there are no more indexes.
-                    Err(WorkerError::Closed) => self.end = self.end.take().or(Some(Ok("closed"))),
+                    Err(WorkerError::Closed) => self.end = self.end.take().or(Some(Ok(CLOSED))),
                     Err(error) => return Err(error.into()),
                 }
             }
             reason = self.end.take().or_else(|| stop.asked().then_some(Ok("signal")));
             if !matches!(reason, Some(Err(_))) {
-                self.out.flush().with_context(|| format!("cannot write {}", self.to))?;
+                self.flush()?;
                 if let Some(printed) = self.printed.take().filter(|_| self.reports) {
                     worker.report(printed)?;
                 }
@@ -200,10 +298,10 @@ impl Printer {
                     self.end = Some(Ok("count"));
                 }
             }
-            Event::Closed { .. } if self.end.is_none() => self.end = Some(Ok("closed")),
+            Event::Closed { .. } if self.end.is_none() => self.end = Some(Ok(CLOSED)),
             Event::Poisoned { .. } if self.end.is_none() => self.end = Some(Ok(POISONED)),
             // It was reopened already: what comes now is to be printed, too.
-            Event::Opened { .. } if matches!(self.end, Some(Ok("closed"))) => self.end = None,
+            Event::Opened { .. } if matches!(self.end, Some(Ok(CLOSED))) => self.end = None,
             _ => {}
         }
     }

@@ -1,0 +1,336 @@
+//! Workers that come late, in processes of their own: from the journal over into the live order while everything runs, at
+//! random indexes, some of them killed at each step of that and started again where they were. What each printed is, line by
+//! line, what the journal has from its index on, and what one printed that was there from the start.
+//!
+//! ```text
+//! cargo test -p seriatim-tools --features crash-points --test late_join -- --nocapture
+//! ```
+//!
+//! `SERIATIM_LONG=1` makes 200 rounds of it.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use common::*;
+use nix::sys::signal::Signal;
+use seriatim::journal::Replay;
+use seriatim::{Config, Region, Seq};
+use tempfile::TempDir;
+
+/// Steps at which a late worker is killed, and at which pass.
+const STEPS: [&str; 8] = [
+    "catch-up.read:1",
+    "catch-up.read:700",
+    "attach.asked:1",
+    "attach.granted:1",
+    "join.cursor:1",
+    "catch-up.seated:1",
+    "catch-up.met:1",
+    "poll.released:2",
+];
+
+struct Place {
+    _folder: TempDir,
+    region: Region,
+    path: String,
+    disk: TempDir,
+    sequencer: Option<Running>,
+    journal: Option<Running>,
+}
+
+impl Place {
+    fn new(config: &Config, journal_args: &[&str]) -> Place {
+        let folder = scratch();
+        let path = folder.path().join("region");
+        let region = Region::create(&path, config).expect("room for a region");
+        let (path, disk) = (path.display().to_string(), TempDir::new().unwrap());
+        let sequencer = sequence(&path);
+        let mut place =
+            Place { _folder: folder, region, path, disk, sequencer: Some(sequencer), journal: None };
+        place.write(journal_args);
+        place
+    }
+
+    fn write(&mut self, args: &[&str]) {
+        let dir = self.dir();
+        let all = [&["journal", &self.path, &dir, "--segment-bytes", "64K"], args].concat();
+        let mut journal = Running::start(&mut seriatim(&all));
+        let line = journal.line();
+        assert!(line.starts_with("writing "), "{line}: {:?}", journal.end());
+        self.journal = Some(journal);
+    }
+
+    fn dir(&self) -> String {
+        self.disk.path().join("journal").display().to_string()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.disk.path().join(name)
+    }
+
+    /// A worker that comes late, and prints into a file.
+    fn late(&self, from: u64, out: &Path) -> Command {
+        let (dir, from, out) = (self.dir(), from.to_string(), out.display().to_string());
+        let place = ["worker", &self.path, "--journal", &dir, "--from", &from, "--out", &out];
+        seriatim(&[&place[..], &["--name", "late", "--json"]].concat())
+    }
+
+    fn next(&self) -> u64 {
+        self.region.snapshot().next.get()
+    }
+
+    fn await_more(&self, what: &str) {
+        let goal = self.next() + 300;
+        eventually(&format!("{what}: the order goes on"), || self.next() > goal);
+    }
+
+    /// Everything ends, and all of it is on the disk.
+    fn close(&mut self) {
+        self.sequencer.take().unwrap().stop().with(0);
+        self.journal.take().unwrap().end().with(0);
+    }
+}
+
+/// What the journal has of commands: index, and what is printed of each.
+struct History(Vec<(u64, Vec<u8>)>);
+
+impl History {
+    fn read(dir: &str) -> History {
+        let mut replay = Replay::open(dir).unwrap();
+        let mut all = Vec::new();
+        while let Some(record) = replay.next().unwrap() {
+            if record.is_command() {
+                all.push((record.seq.get(), [record.payload, b"\n"].concat()));
+            }
+        }
+        History(all)
+    }
+
+    /// What is printed of all from an index on, before another.
+    fn lines(&self, from: u64, to: u64) -> Vec<u8> {
+        let within = self.0.iter().filter(|(seq, _)| (from..to).contains(seq));
+        within.flat_map(|(_, line)| line.iter().copied()).collect()
+    }
+}
+
+fn length(file: &Path) -> u64 {
+    fs::metadata(file).map_or(0, |file| file.len())
+}
+
+/// What one printed: from an index on, and before which, if it said so.
+struct Printed {
+    what: String,
+    file: PathBuf,
+    from: u64,
+    next: Option<u64>,
+    digest: Option<String>,
+}
+
+/// Lets a late one print until it has joined and gone on for a while, and ends it.
+fn lives(place: &Place, from: u64, what: &str) -> Printed {
+    let file = place.file(&format!("{what} from {from}"));
+    let mut late = Running::start(&mut place.late(from, &file));
+    let pid = u64::from(late.pid());
+    eventually(&format!("{what}: it joins"), || {
+        let workers = &stat(&place.path)["workers"];
+        let is_it =
+            |row: &serde_json::Value| row["name"] == "late" && row["pid"] == pid && row["attached"] == true;
+        let has_ended = late.has_output();
+        assert!(!has_ended, "{what}: it has ended");
+        workers.as_array().unwrap().iter().any(is_it)
+    });
+    let before = length(&file);
+    eventually(&format!("{what}: it goes on"), || length(&file) > before + 4_000);
+    let ended = late.stop().with(0);
+    let report: serde_json::Value =
+        serde_json::from_str(&ended.err).unwrap_or_else(|e| panic!("{e}: {ended:?}"));
+    assert_eq!((&report["end"], &report["first"]), (&"signal".into(), &from.into()), "{report}");
+    let (next, digest) = (report["next"].as_u64(), report["digest"].as_str().map(String::from));
+    Printed { what: what.into(), file, from, next, digest }
+}
+
+/// Lets a late one come to a step where it is killed.
+fn dies(place: &Place, from: u64, step: &str) -> Printed {
+    let file = place.file(&format!("{step} from {from}"));
+    let mut command = place.late(from, &file);
+    command.env("SERIATIM_CRASH", step).stdout(Stdio::null()).stderr(Stdio::null());
+    let status = command.status().unwrap();
+    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{step}: it ended by itself: {status}");
+    Printed { what: step.into(), file, from, next: None, digest: None }
+}
+
+/// The index behind the last whole line that one printed who was killed: there it goes on.
+fn behind(history: &History, printed: &Printed) -> u64 {
+    let bytes = fs::read(&printed.file).unwrap_or_default();
+    let lines = bytes.iter().filter(|&&byte| byte == b'\n').count();
+    let mut from = history.0.iter().filter(|(seq, _)| *seq >= printed.from);
+    let last = lines.checked_sub(1).map(|last| from.nth(last).unwrap_or_else(|| panic!("{}", printed.what)));
+    last.map_or(printed.from, |(seq, _)| seq + 1)
+}
+
+fn produce(region: &Region, name: &str, is_over: &AtomicBool) {
+    let mut producer = attach(region, name);
+    let mut n = 0_u64;
+    while !is_over.load(Ordering::Relaxed) {
+        let mut line = format!("{name} {n} ");
+        // One in a hundred lies in no lane.
+        let len = if n % 100 == 7 { 12_000 } else { n as usize % 120 };
+        line.extend(std::iter::repeat_n('x', len));
+        producer.submit(0, line.as_bytes()).unwrap();
+        n += 1;
+    }
+}
+
+#[test]
+fn late_workers_print_what_one_from_the_start_printed() {
+    let config = Config::new().lane_cells(64).lane_bytes(16 << 10).producers(4).workers(8);
+    let mut place = Place::new(&config, &["--sync", "0.02"]);
+    let from_the_start = place.file("early");
+    let early = worker(&place.path, "early", &["--out", &from_the_start.display().to_string(), "--json"]);
+    let is_over = AtomicBool::new(false);
+    let (mut all, mut killed) = (Vec::new(), 0);
+    thread::scope(|scope| {
+        let over = Over(&is_over);
+        for name in ["p0", "p1"] {
+            let (region, is_over) = (&place.region, &is_over);
+            scope.spawn(move || produce(region, name, is_over));
+        }
+        place.await_more("at first");
+        let rounds = times(24, 200);
+        for round in 0..rounds {
+            let end = place.next();
+            // Any, but not always far: all of it grows as long as one reads.
+            let random = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
+            let from = if round < 3 { random % end } else { end - random % end.min(5_000) };
+            if round % 3 == 1 {
+                let step = STEPS[killed % STEPS.len()];
+                // So that there is enough to read.
+                let from = end - end.min(2_000);
+                let printed = dies(&place, from, step);
+                killed += 1;
+                place.await_more(step);
+                let history = History::read(&place.dir());
+                let again = behind(&history, &printed);
+                all.push(printed);
+                all.push(lives(&place, again, &format!("round {round}, again")));
+            } else {
+                all.push(lives(&place, from, &format!("round {round}")));
+            }
+        }
+        drop(over);
+    });
+    place.close();
+    let report = early.end().with(0);
+    let report: serde_json::Value = serde_json::from_str(&report.err).unwrap();
+    let history = History::read(&place.dir());
+    let (first, next) = (report["first"].as_u64().unwrap(), report["next"].as_u64().unwrap());
+    assert!(fs::read(&from_the_start).unwrap() == history.lines(first, next), "the one from the start");
+    let mut lines = 0;
+    for printed in &all {
+        let Printed { what, file, from, next, digest } = printed;
+        let found = fs::read(file).unwrap_or_default();
+        let expected = history.lines(*from, next.unwrap_or(u64::MAX));
+        if let (Some(next), Some(digest)) = (next, digest) {
+            assert!(found == expected, "{what} from {from}: {} and {} bytes", found.len(), expected.len());
+            let replay = Replay::open(place.dir()).unwrap().from(Seq::new(*next)).unwrap();
+            assert_eq!(&replay.digest().to_string(), digest, "{what}");
+        } else {
+            assert!(expected.starts_with(&found), "{what} from {from}");
+        }
+        lines += found.iter().filter(|&&byte| byte == b'\n').count();
+    }
+    println!("{} joins, {killed} killed, {lines} lines, {next} in all", all.len());
+    assert!(killed >= STEPS.len());
+}
+
+/// One that is stopped while it reads the history holds nobody up; asked to end there it says where it was, and another one
+/// goes on with that.
+#[test]
+fn one_that_stands_still_in_the_history_holds_nobody_up() {
+    let config = Config::new().lane_cells(64).lane_bytes(16 << 10).producers(2).workers(4);
+    let place = Place::new(&config, &["--sync", "0.02"]);
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let over = Over(&is_over);
+        scope.spawn(|| produce(&place.region, "p0", &is_over));
+        eventually("there is a history", || place.next() > 2_000);
+        let file = place.file("stopped");
+        let mut command = place.late(0, &file);
+        let mut late = Running::start(command.env("SERIATIM_CRASH", "catch-up.read:500:stop"));
+        let pid = late.pid();
+        eventually("it stands still", || is_stopped(pid));
+        let goal = place.next() + 5_000;
+        eventually("the order goes on", || place.next() > goal);
+        late.signal(Signal::SIGTERM);
+        late.signal(Signal::SIGCONT);
+        let ended = late.end().with(0);
+        let report: serde_json::Value = serde_json::from_str(&ended.err).unwrap();
+        let next = report["next"].as_u64().unwrap();
+        assert!(report["end"] == "signal" && (500..2_000).contains(&next), "{report}");
+        let printed = lives(&place, next, "the next one");
+        drop(over);
+        let history = History::read(&place.dir());
+        assert!(fs::read(&file).unwrap() == history.lines(0, next));
+        assert!(fs::read(&printed.file).unwrap() == history.lines(next, printed.next.unwrap()));
+    });
+}
+
+/// Without its journal an order goes on, and who comes later is told what is missing; what ends in the history ends it.
+#[test]
+fn a_late_worker_says_why_it_does_not_come() {
+    let config = Config::new().lane_cells(16).lane_bytes(4096).producers(2).workers(4);
+    let mut place = Place::new(&config, &["--go-on"]);
+    let mut producer = attach(&place.region, "p");
+    let (path, dir) = (place.path.clone(), place.dir());
+    let early = worker(&path, "early", &["--out", "/dev/null"]);
+    let mut submit = |count: u64| {
+        for n in 0..count {
+            producer.submit(0, format!("line {n}").as_bytes()).unwrap();
+        }
+        producer.wait_sequenced(producer.next_index() - 1).unwrap();
+    };
+    submit(100);
+    let late = run(&["worker", &path, "--journal", &dir, "--count", "10", "--json"]).with(0);
+    let lines: Vec<_> = (0..10).map(|n| format!("line {n}\n")).collect();
+    assert_eq!(late.out, lines.concat());
+    run(&["worker", &path, "--journal", &dir, "--from", "99999"]).with(2).saying(&["99999", &dir]);
+    run(&["worker", &path, "--from", "5"]).with(2);
+    place.journal.take().unwrap().stop().with(0);
+    let end = Replay::open(&dir).unwrap().end();
+    submit(300);
+    eventually("the region lets go of what all have passed", || place.region.snapshot().anchor > end);
+    let late = run(&["worker", &path, "--journal", &dir]).with(2);
+    late.saying(&[&dir, &format!("ends at index {end}"), "no longer has what is before"]);
+    drop(producer);
+    place.sequencer.take().unwrap().stop().with(0);
+    early.end().with(0);
+}
+
+/// An order that is closed is printed to its end.
+#[test]
+fn what_is_closed_is_printed_to_its_end() {
+    let mut place = Place::new(&Config::new(), &[]);
+    let mut producer = attach(&place.region, "p");
+    let early = worker(&place.path, "early", &["--json"]);
+    for n in 0..500 {
+        producer.submit(0, format!("line {n}").as_bytes()).unwrap();
+    }
+    drop(producer);
+    place.close();
+    let early = early.end().with(0);
+    let dir = place.dir();
+    let late = run(&["worker", &place.path, "--journal", &dir, "--json"]).with(0);
+    assert_eq!(late.out, early.out);
+    let of =
+        |text: &str, field: &str| serde_json::from_str::<serde_json::Value>(text).unwrap()[field].clone();
+    for field in ["next", "digest", "commands", "end"] {
+        assert_eq!(of(&late.err, field), of(&early.err, field), "{field}");
+    }
+    assert_eq!(of(&late.err, "end"), "closed");
+}
