@@ -865,12 +865,23 @@ fn the_end_of_an_order_is_part_of_its_history() {
     while journal.poll().unwrap() > 0 {}
     let mut place = Place { region: region.clone(), _sequencer: spawn(), disk, journal: Some(journal) };
     let options = join_options().timeout(Duration::from_millis(50));
+    let mut producer = place.producer("p");
+    // So much that the region has neither the end nor that it was opened again.
+    for n in 0..100_u64 {
+        submit(&mut producer, &n.to_le_bytes());
+        place.drain();
+    }
+    assert!(region.snapshot().anchor > Seq::new(50));
     let mut closed = 0;
     let note =
         |event: Event<'_>, closed: &mut u64| *closed += u64::from(matches!(event, Event::Closed { .. }));
     let mut worker =
         place.join_from("late", Seq::ZERO, &join_options(), |event| note(event, &mut closed)).unwrap();
-    let mut producer = place.producer("p");
+    // Who orders goes, and the order is open: somebody may come and go on.
+    let Place { _sequencer: sequencer, disk, journal, .. } = place;
+    sequencer.stop().unwrap();
+    while worker.recv_deadline(Instant::now()).unwrap().is_some() {}
+    let mut place = Place { region: region.clone(), _sequencer: spawn(), disk, journal };
     let seq = submit(&mut producer, b"one");
     loop {
         let event = worker.recv().unwrap();
