@@ -1050,3 +1050,35 @@ fn two_hundred_joins_under_full_load_miss_nothing() {
     let audit = crate::journal::verify(&path).unwrap();
     assert!(audit.is_sound(), "{audit:?}");
 }
+
+/// A read that fails is said, and the next call begins where it was: no record is passed over.
+#[test]
+fn a_read_that_fails_passes_nothing_over() {
+    let mut place = Place::new(&small());
+    let mut producer = place.producer("p");
+    for n in 0..20_u8 {
+        submit(&mut producer, &[n; 300]);
+        submit(&mut producer, &[n; 20_000]);
+        place.drain();
+    }
+    let mut failed = 0;
+    for read in 0..150 {
+        let mut history = place.open("late", Seq::ZERO, &join_options().check_payloads(true)).unwrap();
+        let mut next = Seq::ZERO;
+        place.disk.state().fails_read = Some(read);
+        loop {
+            let handle = |event: Event<'_>| {
+                assert_eq!(event.seq(), next);
+                next = next.plus(1);
+            };
+            match history.poll_batch(5, handle) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(CatchUpError::Journal(ReplayError::Io { .. })) => failed += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert_eq!(next, place.region.snapshot().next);
+    }
+    assert!(failed == 150, "{failed}");
+}

@@ -81,6 +81,8 @@ pub(super) struct State {
     /// Files that were looked at, and bytes that were read of them.
     pub(super) views: u64,
     pub(super) bytes_read: u64,
+    /// After how many more reads one fails.
+    pub(super) fails_read: Option<u64>,
     /// The most that was asked for at once.
     pub(super) longest_read: usize,
 }
@@ -463,6 +465,13 @@ impl View for MemoryView {
     fn at(&mut self, offset: u64, len: usize) -> io::Result<&[u8]> {
         let bytes = part(&self.bytes, offset, len);
         let mut state = self.disk.state();
+        match state.fails_read {
+            Some(0) => {
+                state.fails_read = None;
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            left => state.fails_read = left.map(|left| left - 1),
+        }
         state.bytes_read += bytes.len() as u64;
         state.longest_read = state.longest_read.max(bytes.len());
         drop(state);
