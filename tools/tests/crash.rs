@@ -448,8 +448,9 @@ fn trials(seed: u64) -> Vec<Trial> {
     let mut trials = Vec::new();
     // Those are met where workers that differ are stopped: in `agreement.rs`; by a journal: in `journal_crash.rs`; by
     // who restores a region from one: in `restore.rs`; who joins from one: in `late_join.rs`; who follows one and takes its
-    // place: in `standby.rs`.
-    let elsewhere = ["pace.", "poison.", "journal.", "take-up.", "restore.", "catch-up.", "standby.", "promote."];
+    // place: in `standby.rs`; who keeps something beside one: in `kept.rs`.
+    let beside = ["catch-up.", "standby.", "promote.", "store.", "bookmark.", "prune."];
+    let elsewhere = [&["pace.", "poison.", "journal.", "take-up.", "restore."][..], &beside].concat();
     let is_elsewhere = |point: &str| elsewhere.iter().any(|group| point.starts_with(group));
     let points = seriatim::crash::points().into_iter().filter(|point| !is_elsewhere(point));
     for point in points.filter(|point| point.starts_with(&only)) {
