@@ -170,6 +170,20 @@ pub(crate) fn write_at(file: &File, pieces: &[IoSlice<'_>], at: u64) -> io::Resu
     if written < 0 { Err(io::Error::last_os_error()) } else { Ok(written as usize) }
 }
 
+/// Has the system begin to put a range of a file on the disk, and waits for nothing that it need not; no sync, and nothing
+/// where there is no such call.
+pub(crate) fn write_back(file: &File, range: Range<u64>) -> io::Result<()> {
+    let (at, len) = (range.start as libc::off64_t, (range.end - range.start) as libc::off64_t);
+    // SAFETY: plain numbers.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), at, len, libc::SYNC_FILE_RANGE_WRITE) };
+    match if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) } {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EINVAL | libc::ESPIPE)) => {
+            Ok(())
+        }
+        other => other,
+    }
+}
+
 /// Pieces that one call takes: the kernel's `UIO_MAXIOV`.
 pub(crate) const PIECES_AT_ONCE: usize = 1024;
 

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::fmt::Debug;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, IoSlice};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::thread;
@@ -101,6 +102,9 @@ pub(crate) trait DiskFile: Debug + Send {
     fn set_len(&self, bytes: u64) -> io::Result<()>;
     /// What was written stays; with `all` also how long the file is now.
     fn sync(&self, all: bool) -> io::Result<()>;
+    /// Has the system begin to put what was written there on the disk. That says nothing of whether it stays; an error says
+    /// that it may not.
+    fn write_back(&self, range: Range<u64>) -> io::Result<()>;
     /// Whether it still has a name: without one it is gone as soon as nobody has it open.
     fn is_named(&self) -> io::Result<bool>;
 }
@@ -242,6 +246,10 @@ impl DiskFile for File {
 
     fn sync(&self, all: bool) -> io::Result<()> {
         if all { self.sync_all() } else { self.sync_data() }
+    }
+
+    fn write_back(&self, range: Range<u64>) -> io::Result<()> {
+        sys::write_back(self, range)
     }
 
     fn is_named(&self) -> io::Result<bool> {

@@ -305,6 +305,9 @@ pub struct Journal {
     released: Seq,
     /// As it was said last.
     durable: Seq,
+    /// How many records each of the last two groups had, and how long the last sync took.
+    groups: [usize; 2],
+    sync_took: Duration,
     /// Some who wait for the disk may sleep on although what they wait for has come.
     sleepers: bool,
     last_sync: Instant,
@@ -397,6 +400,8 @@ impl Journal {
             waiting: None,
             released,
             durable: Seq::default(),
+            groups: [0; 2],
+            sync_took: Duration::ZERO,
             sleepers: false,
             last_sync: Instant::now(),
             cut,
@@ -450,8 +455,8 @@ impl Journal {
         self.writer.mended()
     }
 
-    /// Writes what is there, at most about a mebibyte, and syncs it if it is time; how many records were written. Never
-    /// waits for anything but the disk.
+    /// Writes what is there, at most about a mebibyte, and syncs it if it is time; how many records were written. Waits for
+    /// the disk alone; with [`SyncPolicy::Group`] also for those whom the last sync woke, half as long as that took at most.
     ///
     /// # Errors
     /// [`JournalError::Io`] and others: nothing is lost then, and the next call tries again. With
@@ -507,15 +512,41 @@ impl Journal {
 
     /// Whether the segment has no room for what comes next.
     fn write_what_fits(&mut self) -> Result<bool, JournalError> {
-        let is_full = self.stage()?;
-        if self.writer.staged_to() != self.writer.written() {
-            let is_grouped = self.sync == SyncPolicy::Group;
+        let mut is_full = self.stage()?;
+        let is_grouped = self.sync == SyncPolicy::Group;
+        if is_grouped && !is_full {
+            is_full = self.gather()?;
+        }
+        let staged = self.writer.staged();
+        if staged > 0 {
+            let began = Instant::now();
             self.writer.commit(Some(self.gate.region.map()), is_grouped)?;
+            (self.groups, self.sync_took) = ([self.groups[1], staged], began.elapsed());
             // Somebody may have cut the region while it was read.
             self.gate.region.check_if_hit()?;
             self.tell();
+            if !is_grouped {
+                self.writer.push()?;
+            }
         }
         Ok(is_full)
+    }
+
+    /// With `group`, gives those time whom the last sync woke, and who are about to submit what they do next: half as long as
+    /// a sync takes, at most, until nearly as many have come as the last times. Without that two groups would take turns,
+    /// a small one and a large one, and half of all syncs be for a few. Whether the segment is full now.
+    fn gather(&mut self) -> Result<bool, JournalError> {
+        let most = self.groups[0].max(self.groups[1]);
+        let (enough, until) = (most - most / 4, Instant::now() + self.sync_took / 2);
+        while (1..enough).contains(&self.writer.staged()) && self.writer.has_room() && Instant::now() < until
+        {
+            std::thread::yield_now();
+            wait::wake_few(&self.gate.region.map().bells().durable, &mut self.sleepers);
+            if self.stage()? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// All that is written is on the disk after this.

@@ -32,6 +32,7 @@ use super::world::{SeatOf, World};
 use crate::crash_point;
 use crate::fold::Corrupt;
 use crate::payload;
+use crate::region::layout::PAGE;
 use crate::region::map::{Map, WordMap, WordsAt};
 
 /// Payloads up to this are copied beside their heads: a piece of its own costs the kernel as much as copying so many bytes.
@@ -40,6 +41,8 @@ pub(super) const COPIED: usize = 1 << 10;
 const BATCH_BYTES: u64 = 1 << 20;
 /// And how many records.
 const BATCH_RECORDS: usize = 4096;
+/// How much is written before the system is told to begin with it.
+const PUSHED: u64 = if cfg!(test) { PAGE } else { 4 << 20 };
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
 
 /// Where the bytes of a payload are until they are written.
@@ -106,6 +109,8 @@ struct Open {
     /// How far it is synced, and the mark that says so.
     synced: u64,
     marked: u64,
+    /// How far the system has been told to put it on the disk.
+    pushed: u64,
     /// How long the file is, and whether it became so long after it was made: that has to be synced, too.
     reserved: u64,
     has_grown: bool,
@@ -489,6 +494,28 @@ impl Writer {
         Ok(())
     }
 
+    /// Has the system begin with what is written and not synced, each time that there is enough of it: else the disk stands
+    /// still until a sync, and then everybody waits for the disk.
+    pub(super) fn push(&mut self) -> Result<(), JournalError> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        // The last page is still being filled.
+        let to = open.at & !(PAGE - 1);
+        if to < open.pushed + PUSHED {
+            return Ok(());
+        }
+        let pushed = open.file.write_back(open.pushed..to);
+        open.pushed = to;
+        if pushed.is_err() {
+            self.is_suspect = true;
+        }
+        pushed.map_err(io_error(&open.path, "write back"))
+    }
+
+    /// How many records are staged.
+    pub(super) fn staged(&self) -> usize {
+        self.staged.len()
+    }
+
     /// All that is written is durable after this.
     pub(super) fn sync(&mut self) -> Result<(), JournalError> {
         self.ready()?;
@@ -610,8 +637,8 @@ impl Writer {
         }
         made?;
         let (begins, has_grown, places) = (beginning.len() as u64, false, Vec::new());
-        let (at, synced, marked) = (begins, begins, begins);
-        Ok(Open { file, path, header, seed, at, begins, synced, marked, reserved, has_grown, places })
+        let (at, synced, marked, pushed) = (begins, begins, begins, 0);
+        Ok(Open { file, path, header, seed, at, begins, synced, marked, pushed, reserved, has_grown, places })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What the commands report, rendered as text for people or as JSON for programs.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
@@ -36,10 +36,19 @@ fn render(out: &mut dyn Write, report: &impl Report, json: bool) -> Result<()> {
 
 /// Where what was asked for is written: a new file, or standard output for `-`.
 pub(crate) fn sink(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
+    sink_into(path, File::options().write(true).create(true).truncate(true))
+}
+
+/// As [`sink`], behind what the file has.
+pub(crate) fn sink_behind(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
+    sink_into(path, File::options().append(true).create(true))
+}
+
+fn sink_into(path: &Path, how: &OpenOptions) -> Result<BufWriter<Box<dyn Write>>> {
     let out: Box<dyn Write> = if path == Path::new("-") {
         Box::new(io::stdout().lock())
     } else {
-        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
+        Box::new(how.open(path).with_context(|| format!("cannot make {}", path.display()))?)
     };
     Ok(BufWriter::with_capacity(1 << 16, out))
 }

@@ -334,3 +334,46 @@ fn what_is_closed_is_printed_to_its_end() {
     }
     assert_eq!(of(&late.err, "end"), "closed");
 }
+
+/// One that keeps a bookmark goes on where the one of its name was: behind one that was asked to end with nothing printed
+/// twice, behind one that was killed with nothing missing.
+#[test]
+fn one_with_a_bookmark_goes_on_where_the_one_before_it_was() {
+    let mut place = Place::new(&Config::new(), &[]);
+    let (path, dir, file) = (place.path.clone(), place.dir(), place.file("resumed"));
+    let out = file.display().to_string();
+    let resume = ["worker", &path, "--journal", &dir, "--name", "audit", "--resume", "--out", &out];
+    let submit = |lines: std::ops::Range<u64>| {
+        let lines: String = lines.map(|n| format!("{n}\n")).collect();
+        run_with(&["submit", &path, "-", "--durable"], lines.as_bytes()).with(0);
+    };
+    let printed = || -> Vec<u64> {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    let live = |last: u64| {
+        let running = Running::start(&mut seriatim(&resume));
+        eventually("all of it is printed", || printed().last() == Some(&last));
+        running
+    };
+    submit(0..300);
+    live(299).stop().with(0);
+    submit(300..600);
+    let mut killed = live(599);
+    assert_eq!(printed(), (0..600).collect::<Vec<_>>());
+    killed.signal(Signal::SIGKILL);
+    killed.end();
+    submit(600..900);
+    live(899).stop().with(0);
+    let again = printed().split_off(600);
+    assert!((300..=600).contains(&again[0]), "{}", again[0]);
+    assert_eq!(again, (again[0]..900).collect::<Vec<_>>());
+    let stat = run(&["journal", "stat", &dir]).with(0).out;
+    assert!(stat.contains("audit"), "{stat}");
+    // It is one at a time, and nobody goes on under a name that is not said.
+    let held = live(899);
+    run(&resume).with(2);
+    held.stop().with(0);
+    run(&["worker", &path, "--journal", &dir, "--resume"]).with(2);
+    place.close();
+}

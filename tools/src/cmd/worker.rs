@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde::Serialize;
-use seriatim::journal::{CatchUp, Replay};
+use seriatim::journal::{Bookmark, CatchUp, Replay};
 use seriatim::{
     Digest, DigestOf, Event, JoinOptions, OnDivergence, Region, Seq, State, Worker, WorkerError,
     WorkerPolicy, payload_digest,
@@ -30,6 +30,9 @@ const POISONED: &str = "poisoned";
 /// How often a worker without work looks whether it is asked to stop.
 const TICK: Duration = Duration::from_millis(250);
 
+/// How often a bookmark is set: each time takes some syncs.
+const MARKS: Duration = Duration::from_secs(1);
+
 const EXAMPLES: &str = "\
 Examples:
   seriatim worker /dev/shm/orders
@@ -37,9 +40,12 @@ Examples:
   seriatim worker /dev/shm/orders --count 10
   seriatim worker /dev/shm/orders --out audit.txt --report
   seriatim worker /dev/shm/orders --journal /var/lib/orders --from 1000
+  seriatim worker /dev/shm/orders --journal /var/lib/orders --name audit --resume --out audit.txt
 
 It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`. With --journal
-it prints what came before first, and nobody waits for that; it joins when little is left.
+it prints what came before first, and nobody waits for that; it joins when little is left. With --resume it also goes on
+where the one of that name before it was, however that ended: nothing is missing then, and after a kill up to a second of
+what had been printed comes again.
 SIGTERM or SIGINT makes it leave.";
 
 /// Join as a worker, print each command and a line end.
@@ -63,6 +69,10 @@ pub(crate) struct Args {
     /// With --journal, the first index; one who had all before it goes on there [default: the journal's first]
     #[arg(long, value_name = "N", requires = "journal")]
     from: Option<u64>,
+    /// Keep a bookmark of --name beside the journal, go on there if there is one, and print behind what --out has. Pruning
+    /// the journal waits for it until `journal forget`
+    #[arg(long, requires_all = ["journal", "name"])]
+    resume: bool,
     /// Where to print, replacing what is there; - is standard output
     #[arg(long, value_name = "FILE", default_value = "-")]
     out: PathBuf,
@@ -102,7 +112,8 @@ impl Args {
         let stop = Stop::install()?;
         let region = open::to_attach_within(&self.path, self.lock, self.wait_for)?;
         let name = self.name.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
-        let out = output::sink(&self.out)?;
+        let out = if self.resume { output::sink_behind(&self.out)? } else { output::sink(&self.out)? };
+        let mut mark = self.mark(&name)?;
         let policy = match self.kill_after {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
@@ -113,7 +124,7 @@ impl Args {
         if let Some(rank) = self.rank {
             options = options.rank(rank);
         }
-        let mut stage = match self.begin(&region, &name, &options)? {
+        let mut stage = match self.begin(&region, &name, &options, mark.as_ref())? {
             Some(history) => Stage::of_history(history),
             None => Stage::of_worker(Worker::join_with(&region, &name, &options)?),
         };
@@ -127,7 +138,7 @@ impl Args {
             bytes: 0,
             end: None,
         };
-        let end = stage.print(&mut printer, &region, &stop);
+        let end = stage.print(&mut printer, mark.as_mut(), &region, &stop);
         let report = WorkerReport {
             name,
             first: stage.first.get(),
@@ -150,14 +161,55 @@ impl Args {
 }
 
 impl Args {
+    /// How far the one of its name was, if it goes on there.
+    fn mark(&self, name: &str) -> Result<Option<Mark>> {
+        let Some(dir) = self.journal.as_ref().filter(|_| self.resume) else { return Ok(None) };
+        Ok(Some(Mark { bookmark: Bookmark::open(dir, name)?, due: Instant::now() }))
+    }
+
     /// The history, if it is to begin with that.
-    fn begin(&self, region: &Region, name: &str, options: &JoinOptions) -> Result<Option<CatchUp>> {
+    fn begin(
+        &self,
+        region: &Region,
+        name: &str,
+        options: &JoinOptions,
+        mark: Option<&Mark>,
+    ) -> Result<Option<CatchUp>> {
         let Some(dir) = &self.journal else { return Ok(None) };
+        let marked = mark.and_then(|mark| mark.bookmark.next().zip(mark.bookmark.digest()));
+        if let Some((next, digest)) = marked {
+            return Ok(Some(CatchUp::open(region, name, dir, next, options)?.expecting(digest)?));
+        }
         let from = match self.from {
             Some(from) => Seq::new(from),
             None => Replay::open(dir)?.first(),
         };
         Ok(Some(CatchUp::open(region, name, dir, from, options)?))
+    }
+}
+
+/// How far it is, for whoever comes after it.
+struct Mark {
+    bookmark: Bookmark,
+    /// When it is set next.
+    due: Instant,
+}
+
+impl Mark {
+    /// What comes before is printed: says so if it is time.
+    fn printed(&mut self, next: Seq, digest: Digest) -> Result<()> {
+        if Instant::now() < self.due {
+            return Ok(());
+        }
+        self.due = Instant::now() + MARKS;
+        self.set(next, digest)
+    }
+
+    fn set(&mut self, next: Seq, digest: Digest) -> Result<()> {
+        if self.bookmark.next() != Some(next) {
+            self.bookmark.keep(next, digest)?;
+        }
+        Ok(())
     }
 }
 
@@ -182,9 +234,28 @@ impl Stage {
     }
 
     /// Prints until there is a reason to end, and says which.
-    fn print(&mut self, printer: &mut Printer, region: &Region, stop: &Stop) -> Result<&'static str> {
+    fn print(
+        &mut self,
+        printer: &mut Printer,
+        mut mark: Option<&mut Mark>,
+        region: &Region,
+        stop: &Stop,
+    ) -> Result<&'static str> {
+        let end = self.print_all(printer, &mut mark, region, stop)?;
+        // All of it is printed: what failed has come back above.
+        mark.map_or(Ok(()), |mark| mark.set(self.next, self.digest))?;
+        Ok(end)
+    }
+
+    fn print_all(
+        &mut self,
+        printer: &mut Printer,
+        mark: &mut Option<&mut Mark>,
+        region: &Region,
+        stop: &Stop,
+    ) -> Result<&'static str> {
         if let Some(mut history) = self.history.take() {
-            let over = printer.print_history(&mut history, region, stop);
+            let over = printer.print_history(&mut history, mark, region, stop);
             (self.next, self.digest) = (history.next(), history.digest());
             if let Some(reason) = over? {
                 return Ok(reason);
@@ -194,7 +265,7 @@ impl Stage {
             printer.printed = None;
         }
         let Some(worker) = &mut self.worker else { return Ok("failed") };
-        let end = printer.print(worker, stop);
+        let end = printer.print(worker, mark, stop);
         (self.next, self.digest) = (worker.next(), worker.digest());
         end
     }
@@ -221,6 +292,7 @@ impl Printer {
     fn print_history(
         &mut self,
         history: &mut CatchUp,
+        mark: &mut Option<&mut Mark>,
         region: &Region,
         stop: &Stop,
     ) -> Result<Option<&'static str>> {
@@ -232,6 +304,7 @@ impl Printer {
                 end => self.end = end,
             }
             self.flush()?;
+            mark.as_mut().map_or(Ok(()), |mark| mark.printed(history.next(), history.digest()))?;
             if stop.asked() {
                 return Ok(Some("signal"));
             }
@@ -251,7 +324,12 @@ impl Printer {
     }
 
     /// Prints until there is a reason to end, and says which.
-    fn print(&mut self, worker: &mut Worker, stop: &Stop) -> Result<&'static str> {
+    fn print(
+        &mut self,
+        worker: &mut Worker,
+        mark: &mut Option<&mut Mark>,
+        stop: &Stop,
+    ) -> Result<&'static str> {
         let mut reason = if self.left == 0 { Some(Ok("count")) } else { None };
         while reason.is_none() {
             // A report is for one index.
@@ -271,6 +349,7 @@ impl Printer {
                     worker.report(printed)?;
                 }
                 worker.release();
+                mark.as_mut().map_or(Ok(()), |mark| mark.printed(worker.next(), worker.digest()))?;
             }
         }
         reason.unwrap_or(Ok("count"))
