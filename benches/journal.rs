@@ -2,7 +2,7 @@
 //! into a mapping, into files of the same size, reserved and synced at their ends as its segments are. Where it does: 64
 //! producers that each wait until their command is durable, against one write and one sync for each command.
 //!
-//! `cargo bench --bench journal -- "256 B"` measures one size. The directory is on the disk of `TMPDIR`. Journal and plain take turns; of each the median of several is told.
+//! `cargo bench --bench journal -- "256 B"` measures one size, `-- group` who waits. The directory is on the disk of `TMPDIR`. Journal and plain take turns; of each the median of several is told.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -23,6 +23,7 @@ const SIZES: [(&str, usize); 6] = [
     ("16 KiB", 16 << 10),
     ("256 KiB", 256 << 10),
 ];
+const GROUP: &str = "group";
 const SEGMENT: u64 = 64 << 20;
 const WAITING: u64 = 64;
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -30,28 +31,31 @@ const PATIENCE: Duration = Duration::from_secs(600);
 fn main() {
     // Without it this is a check: a little of each.
     let measured = std::env::args().any(|arg| arg == "--bench");
-    let (bytes, times, rounds) = if measured { (384 << 20, 5, 200) } else { (1 << 20, 1, 2) };
+    let (bytes, times, rounds) = if measured { (384 << 20, 5, 1000) } else { (1 << 20, 1, 2) };
     println!(
         "{:>10}{:>14}{:>14}{:>8}{:>14}{:>8}",
         "off", "journal MB/s", "written MB/s", "ratio", "mapped MB/s", "ratio"
     );
-    let chosen = std::env::args().find(|arg| SIZES.iter().any(|(name, _)| name == arg));
+    let chosen = std::env::args().find(|arg| arg == GROUP || SIZES.iter().any(|(name, _)| name == arg));
     for (name, size) in SIZES.into_iter().filter(|(name, _)| chosen.as_ref().is_none_or(|one| one == name)) {
         let mut all: Vec<[f64; 3]> = (0..times).map(|_| off(size, bytes)).collect();
         let [journal, plain, mapped] = [0, 1, 2].map(|which| median(&mut all, |m| m[which]));
         let [to_plain, to_mapped] = [1, 2].map(|which| median(&mut all, |m| m[0] / m[which]));
         println!("{name:>10}{journal:>14.0}{plain:>14.0}{to_plain:>8.2}{mapped:>14.0}{to_mapped:>8.2}");
     }
-    if chosen.is_some() {
+    if chosen.is_some_and(|one| one != GROUP) {
         return;
     }
-    let mut both: Vec<_> =
-        (0..times).map(|_| (group(rounds), alone(if measured { 400 } else { 4 }))).collect();
     println!("\n{:>10}{:>14}{:>18}{:>8}", "group", "commands/s", "a sync for each", "ratio");
-    let (commands, syncs) = (median(&mut both, |b| b.0.0), median(&mut both, |b| b.1));
-    let shared = median(&mut both, |b| b.0.1);
-    let ratio = median(&mut both, |b| b.0.0 / b.1);
-    println!("{:>10}{commands:>14.0}{syncs:>18.0}{ratio:>8.1}   {shared:.1} commands a sync", "64 wait");
+    for threads in [WAITING, 2] {
+        let one = || (group(threads, rounds), alone(if measured { 400 } else { 4 }));
+        let mut both: Vec<_> = (0..times).map(|_| one()).collect();
+        let (commands, syncs) = (median(&mut both, |b| b.0.0), median(&mut both, |b| b.1));
+        let shared = median(&mut both, |b| b.0.1);
+        let ratio = median(&mut both, |b| b.0.0 / b.1);
+        let what = format!("{threads} threads");
+        println!("{what:>10}{commands:>14.0}{syncs:>18.0}{ratio:>8.1}   {shared:.1} commands a sync");
+    }
 }
 
 fn median<T>(all: &mut [T], value: impl Fn(&T) -> f64) -> f64 {
@@ -140,8 +144,9 @@ fn reserve(file: &File) {
     assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }, 0);
 }
 
-/// Commands a second that 64 producers get durable, each waiting for its own; and commands a sync.
-fn group(rounds: u64) -> (f64, f64) {
+/// Commands a second that 64 producers get durable, each waiting for its own before it submits the next, in so many threads;
+/// and commands a sync.
+fn group(threads: u64, rounds: u64) -> (f64, f64) {
     let dir = tempfile::tempdir().expect("a directory");
     let region = Region::anonymous(&Config::new().producers(WAITING)).expect("a region");
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).expect("a sequencer");
@@ -154,25 +159,39 @@ fn group(rounds: u64) -> (f64, f64) {
         scope.spawn(move || journal.run(|| is_over.load(Ordering::Relaxed)).expect("a disk"));
         // Who attaches takes room in the order, so there is a journal to pass it.
         let attach = |n| Producer::attach(&region, &format!("p{n}")).expect("a lane");
-        let producers: Vec<_> = (0..WAITING).map(attach).collect();
+        let mut producers: Vec<_> = (0..WAITING).map(attach).collect();
+        let each = (WAITING / threads) as usize;
+        let shares: Vec<Vec<Producer>> =
+            (0..threads).map(|_| producers.split_off(producers.len() - each)).collect();
         let started = Instant::now();
-        let waiting: Vec<_> = producers
-            .into_iter()
-            .map(|mut producer| {
-                scope.spawn(move || {
-                    for _ in 0..rounds {
-                        let index = producer.submit(0, &[7; 32]).expect("an open order");
-                        producer.wait_durable(index, Instant::now() + PATIENCE).expect("a journal");
-                    }
-                })
-            })
-            .collect();
+        let share = |producers: Vec<Producer>| scope.spawn(move || keep_going(producers, rounds));
+        let waiting: Vec<_> = shares.into_iter().map(share).collect();
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
         seconds = started.elapsed().as_secs_f64();
         is_over.store(true, Ordering::Relaxed);
     });
     let commands = (WAITING * rounds) as f64;
     (commands / seconds, commands / (journal.syncs() - before).max(1) as f64)
+}
+
+/// Submits for each of these producers what comes next when what it submitted last is durable.
+fn keep_going(mut producers: Vec<Producer>, rounds: u64) {
+    let submit = |producer: &mut Producer| producer.submit(0, &[7; 32]).expect("an open order");
+    let mut last: Vec<_> = producers.iter_mut().map(submit).collect();
+    let (mut left, mut first) = ((rounds - 1) * producers.len() as u64, 0);
+    while left > 0 {
+        // Who waits longest, and then all whose turn it is.
+        let until = Instant::now() + PATIENCE;
+        producers[first].wait_durable(last[first], until).expect("a journal");
+        while left > 0 && producers[first].find_durable(last[first]).expect("a journal").is_some() {
+            last[first] = submit(&mut producers[first]);
+            left -= 1;
+            first = (first + 1) % producers.len();
+        }
+    }
+    for (producer, index) in producers.iter_mut().zip(last) {
+        producer.wait_durable(index, Instant::now() + PATIENCE).expect("a journal");
+    }
 }
 
 /// Commands a second with a write and a sync for each.

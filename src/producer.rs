@@ -1495,27 +1495,15 @@ impl Producer {
     /// # Errors
     /// [`DurableError::NotSequenced`]; otherwise as [`Region::wait_durable`].
     pub fn wait_durable(&mut self, index: u64, at: Instant) -> Result<Sequenced, DurableError> {
-        if fork::is_child() {
-            return Err(WaitError::Forked.into());
-        }
-        self.region.check()?;
-        let cell = self.cell_of(index)?;
-        let mut idle = Idle::new(self.wait);
-        let mut place = None;
+        let cell = self.cell_to_wait_for(index)?;
+        let (mut idle, mut place) = (Idle::new(self.wait), None);
         loop {
-            if place.is_none() && has_ordered(self.entry(), cell) {
-                place = Some(self.durable_place(cell)?);
+            if let Some(found) = self.look_for_durable(index, cell, &mut place)? {
+                return Ok(found);
             }
-            match place {
-                Some((place, last)) if self.region.durable_cursors(last)?.durable > last => return Ok(place),
-                Some((_, last)) if wait::is_over(Some(at)) => return Err(self.region.not_durable(last)),
-                Some(_) => {}
-                None => {
-                    self.can_be_ordered(index, cell)?;
-                    if wait::is_over(Some(at)) {
-                        return Err(WaitError::Late { index, by: self.order_held_by() }.into());
-                    }
-                }
+            if wait::is_over(Some(at)) {
+                let late = || WaitError::Late { index, by: self.order_held_by() }.into();
+                return Err(place.map_or_else(late, |(_, last)| self.region.not_durable(last)));
             }
             if self.helper.help(self.region.assistance()) {
                 continue;
@@ -1528,6 +1516,47 @@ impl Producer {
                 }
             }
         }
+    }
+
+    /// The place of a command of this producer if it is in the order and on the disk, for good; never waits. For a thread that
+    /// has more to do than to [wait](Self::wait_durable) for one: many producers, for one.
+    ///
+    /// # Errors
+    /// As [`wait_durable`](Self::wait_durable), but for those that say that it is late.
+    pub fn find_durable(&mut self, index: u64) -> Result<Option<Sequenced>, DurableError> {
+        let cell = self.cell_to_wait_for(index)?;
+        let found = self.look_for_durable(index, cell, &mut None)?;
+        if found.is_none() {
+            self.vigil.glance(&self.region)?;
+        }
+        Ok(found)
+    }
+
+    fn cell_to_wait_for(&self, index: u64) -> Result<u64, WaitError> {
+        if self.alarm.is_raised() {
+            if fork::is_child() {
+                return Err(WaitError::Forked);
+            }
+            self.region.check_if_hit()?;
+        }
+        self.cell_of(index)
+    }
+
+    /// The place of a command that is durable. What is known of one that is in the order is kept.
+    fn look_for_durable(
+        &self,
+        index: u64,
+        cell: u64,
+        place: &mut Option<(Sequenced, Seq)>,
+    ) -> Result<Option<Sequenced>, DurableError> {
+        if place.is_none() && has_ordered(self.entry(), cell) {
+            *place = Some(self.durable_place(cell)?);
+        }
+        let Some((place, last)) = *place else {
+            self.can_be_ordered(index, cell)?;
+            return Ok(None);
+        };
+        Ok((self.region.durable_cursors(last)?.durable > last).then_some(place))
     }
 
     /// Whether a command is on the disk, whose place may be known.

@@ -226,7 +226,14 @@ impl Waker {
     #[inline]
     pub(crate) fn tell(&mut self, bells: &Bells) {
         made_true();
-        self.each(bells, tell_few);
+        self.each(bells, |bell, left| {
+            if bell.is_announced(FOR_WORK) {
+                bell.ring();
+                crash_point!("wake.rung");
+                *left = true;
+            }
+            wake_few(bell, left);
+        });
     }
 
     /// Wakes a few of those who are left.
@@ -246,21 +253,9 @@ impl Waker {
     }
 }
 
-/// What those wait for who sleep on a bell is true: wakes a few of them, each of whom wakes more; whether anybody may be
-/// left. Follows [`made_true`].
-#[inline(always)]
-pub(crate) fn tell_few(bell: &Bell, left: &mut bool) {
-    if bell.is_announced(FOR_WORK) {
-        bell.ring();
-        crash_point!("wake.rung");
-        *left = true;
-    }
-    wake_few(bell, left);
-}
-
 /// Wakes a few of those who are `left`, if anybody may be.
 #[inline(always)]
-pub(crate) fn wake_few(bell: &Bell, left: &mut bool) {
+fn wake_few(bell: &Bell, left: &mut bool) {
     if *left {
         *left = sys::futex_wake(bell.word(), WOKEN, bell.marks_before()) >= WOKEN;
     }

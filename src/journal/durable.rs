@@ -1,7 +1,7 @@
 //! Who waits until a command is on the disk: [`Region::wait_durable`], and the same of a producer's own.
 //!
 //! Who waits sleeps on a bell of its own kind, at once, for a disk takes longer than any spinning is worth. The journal rings
-//! it when it has synced, and wakes a few, each of whom wakes a few more: what is due next does not wait for that.
+//! it when it has synced, and wakes all at once: each would take longer to hand that on than the journal takes for it.
 
 use std::fmt;
 use std::thread;
@@ -185,7 +185,7 @@ impl Region {
     /// whether there still is something to wait for.
     pub(crate) fn sleep_for_disk(&self, until: Instant, is_there: impl FnMut() -> bool) -> bool {
         if self.can_announce() {
-            return wait::sleep(&self.map().bells().durable, FOR_WORK, Some(until), is_there);
+            return wait::sleep_alone(&self.map().bells().durable, FOR_WORK, Some(until), is_there);
         }
         thread::sleep(PAUSE.min(until.saturating_duration_since(Instant::now())));
         false

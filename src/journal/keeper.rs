@@ -308,8 +308,6 @@ pub struct Journal {
     /// How many records each of the last two groups had, and how long the last sync took.
     groups: [usize; 2],
     sync_took: Duration,
-    /// Some who wait for the disk may sleep on although what they wait for has come.
-    sleepers: bool,
     last_sync: Instant,
     cut: Option<Cut>,
     is_closed: bool,
@@ -402,7 +400,6 @@ impl Journal {
             durable: Seq::default(),
             groups: [0; 2],
             sync_took: Duration::ZERO,
-            sleepers: false,
             last_sync: Instant::now(),
             cut,
             is_closed: false,
@@ -465,7 +462,6 @@ impl Journal {
         if self.alarm.is_raised() {
             self.check()?;
         }
-        wait::wake_few(&self.gate.region.map().bells().durable, &mut self.sleepers);
         let before = self.writer.written().next;
         match self.write() {
             Ok(()) => self.succeed(),
@@ -541,7 +537,6 @@ impl Journal {
         while (1..enough).contains(&self.writer.staged()) && self.writer.has_room() && Instant::now() < until
         {
             std::thread::yield_now();
-            wait::wake_few(&self.gate.region.map().bells().durable, &mut self.sleepers);
             if self.stage()? {
                 return Ok(true);
             }
@@ -601,7 +596,7 @@ impl Journal {
         if durable > self.durable {
             self.durable = durable;
             made_true();
-            wait::tell_few(&map.bells().durable, &mut self.sleepers);
+            wait::wake(&map.bells().durable, FOR_WORK);
         }
         if written > self.released && self.writer.staged_to() == self.writer.written() {
             self.released = written;
@@ -683,11 +678,8 @@ impl Journal {
 
     /// Sleeps until there is something to write, or to sync, but not for long.
     fn rest(&mut self) -> Result<(), JournalError> {
-        let Journal { gate, fold, vigil, last_sync, sync, writer, sleepers, .. } = self;
+        let Journal { gate, fold, vigil, last_sync, sync, writer, .. } = self;
         let (region, now) = (&gate.region, Instant::now());
-        if std::mem::take(sleepers) {
-            wait::wake_all(&region.map().bells().durable);
-        }
         let due = match *sync {
             SyncPolicy::Every(time) if writer.durable() != writer.written() => *last_sync + time,
             _ => now + TICK,

@@ -433,11 +433,13 @@ fn what_a_producer_waits_for_in_vain_is_told() {
     let mut journal = journal(&disk, &region, &options());
     let late = producer.wait_durable(index, now()).unwrap_err();
     assert!(matches!(late, DurableError::Late { seq: at, .. } if at == seq), "{late}");
+    assert!(producer.find_durable(index).unwrap().is_none() && producer.find_durable(index + 1).is_err());
     drain(&mut journal);
+    assert_eq!(producer.find_durable(index).unwrap(), Some(Sequenced::At(seq)));
     assert_eq!(producer.wait_durable(index, soon()).unwrap(), Sequenced::At(seq));
     // So long ago that the order no longer says where it is: all that is written by now is durable then.
     for _ in 0..40 {
-        producer.submit(0, &[0; 100]).unwrap();
+        submit(&mut producer, &[0; 100]);
         drain(&mut journal);
     }
     let last = producer.submit(0, b"last").unwrap();
