@@ -27,7 +27,7 @@ use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fork::{self, Alarm};
-use crate::journal::DurableError;
+use crate::journal::{Cursors, DurableError};
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload::{self, payload_digest};
@@ -341,6 +341,9 @@ pub struct Producer {
     base: u64,
     number: u64,
     attached: Attached,
+    /// The first cell that it fills itself, and an index that all of these come after.
+    first_cell: u64,
+    attached_at: Seq,
     wait: Wait,
     /// The sequencer's turns when it was last asked for: if they move, it lives.
     turns: u64,
@@ -392,6 +395,8 @@ impl Producer {
         }
         Ok(Producer {
             alarm: Alarm::of_this_process(),
+            first_cell: ordered,
+            attached_at: published(map.control()).0,
             writer,
             spills: SpillWriter::resume(&map.lane_page(seat.index).spills, entry),
             wants_beside: false,
@@ -1570,14 +1575,20 @@ impl Producer {
     }
 
     /// A command's place, and the index that has to be durable for that: of one whose place is no longer known, for all
-    /// have passed it, the last one that is written.
+    /// have passed it, the last one that is published.
     fn durable_place(&self, cell: u64) -> Result<(Sequenced, Seq), DurableError> {
         let place = self.place_of(cell);
         let last = match place {
             Sequenced::At(seq) => seq,
             Sequenced::LongAgo => {
-                let written = self.region.durable_cursors(Seq::default())?.written;
-                Seq::new(written.get().saturating_sub(1))
+                let Cursors { since, .. } = self.region.durable_cursors(Seq::MAX)?;
+                // It is not from before the journal if its producer is not, or there was nothing before that.
+                let is_later = (cell.wrapping_sub(self.first_cell) as i64) >= 0 && self.attached_at >= since;
+                if !is_later && since.get() > self.region.identity().first_index {
+                    let index = cell.wrapping_sub(self.base);
+                    return Err(DurableError::LongAgo { index, since });
+                }
+                Seq::new(published(self.region.map().control()).0.get().saturating_sub(1))
             }
         };
         Ok((place, last))

@@ -557,7 +557,12 @@ pub struct JournalWords {
     pub failing_ns: AtomicU64,
     /// How often it has synced.
     pub syncs: AtomicU64,
+    /// Its directory has all from this index on; [`UNKNOWN_SINCE`] until it says so.
+    pub since: AtomicU64,
 }
+
+/// A journal has not said yet what it has.
+pub const UNKNOWN_SINCE: u64 = u64::MAX;
 
 impl JournalWords {
     /// Whether the gate of this page's journal outlives it.
@@ -578,6 +583,7 @@ impl Default for JournalWords {
             sync: zero(),
             failing_ns: zero(),
             syncs: zero(),
+            since: zero(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::NO_JOURNAL;
+use seriatim_ring::control::{NO_JOURNAL, UNKNOWN_SINCE};
 use seriatim_ring::sync::{AtomicU64, Ordering};
 use seriatim_ring::wake::FOR_WORK;
 
@@ -35,10 +35,12 @@ pub struct JournalStatus {
     pub pid: u32,
     /// Whether it lives. If not, its gate has stayed: the order waits for a journal that takes it up.
     pub alive: bool,
-    /// All before this index is on the disk, for good.
+    /// All before this index is on the disk, for good, from [`since`](Self::since) on.
     pub durable: Seq,
     /// All before this is written.
     pub written: Seq,
+    /// The first index that its directory has; `None` as long as it has not said so.
+    pub since: Option<Seq>,
     /// When what is written is synced.
     pub sync: SyncPolicy,
     /// How often it has synced.
@@ -72,13 +74,33 @@ pub enum DurableError {
         /// The index.
         seq: Seq,
         /// How far the journal is.
-        journal: JournalStatus,
+        journal: Box<JournalStatus>,
     },
     /// There is no journal that would make it so.
     #[error("index {seq} is not made durable: no journal gates this region")]
     NoJournal {
         /// The index.
         seq: Seq,
+    },
+    /// It was in the order before the journal's directory began, or is so old that this was pruned.
+    #[error("index {seq} is not known to be durable: the journal has what is from index {since} on")]
+    Before {
+        /// The index.
+        seq: Seq,
+        /// The first one that the journal's directory has.
+        since: Seq,
+    },
+    /// A producer's command of which the region no longer says where it is: it may be from before the journal's directory
+    /// began.
+    #[error(
+        "command {index} is not known to be durable: it was in the order long ago, and the journal has what is from index \
+         {since} on"
+    )]
+    LongAgo {
+        /// Its per-producer index.
+        index: u64,
+        /// The first index that the journal's directory has.
+        since: Seq,
     },
     /// The journal does not say when something is: [`SyncPolicy::Off`].
     #[error("index {seq} is not known to be durable: the journal does not sync")]
@@ -97,8 +119,9 @@ pub enum DurableError {
 /// How far a journal is that makes commands durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursors {
+    /// Nothing is, as long as the journal has not said what it has.
     pub(crate) durable: Seq,
-    pub(crate) written: Seq,
+    pub(crate) since: Seq,
 }
 
 impl Region {
@@ -121,12 +144,14 @@ impl Region {
                 alive: self.is_alive(Role::Worker(slot)),
                 durable: Seq::new(load(&words.durable)),
                 written: Seq::new(load(&words.written)),
+                since: Some(load(&words.since)).filter(|&since| since != UNKNOWN_SINCE).map(Seq::new),
                 sync: SyncPolicy::of_code(load(&words.sync)),
                 syncs: load(&words.syncs),
                 failing_for: failing.map(|ns| Duration::from_nanos(sys::monotonic_ns().saturating_sub(ns))),
             }
         });
-        status.max_by_key(|status| status.durable.get())
+        // One that does not sync says nothing of what is durable, if there is another.
+        status.max_by_key(|status| (status.sync != SyncPolicy::Off, status.durable.get()))
     }
 
     /// Waits until the command at an index is on the disk, for good: written by the [journal](crate::journal::Journal)
@@ -163,12 +188,27 @@ impl Region {
             // What was a journal's once is looked at first: most pages never were, and all have a member's entry.
             load(&page.journal.role) != NO_JOURNAL && member.is_live()
         });
-        let words = journals.map(|(_, page)| &page.journal).max_by_key(|words| load(&words.durable));
-        let words = words.ok_or(DurableError::NoJournal { seq })?;
-        if SyncPolicy::of_code(load(&words.sync)) == SyncPolicy::Off {
-            return Err(DurableError::NotSynced { seq });
+        let (mut found, mut is_there) = (None::<Cursors>, false);
+        for (_, page) in journals {
+            let words = &page.journal;
+            is_there = true;
+            if SyncPolicy::of_code(load(&words.sync)) == SyncPolicy::Off {
+                continue;
+            }
+            // Relaxed, in any order: of what is durable and since when it counts, neither says something without the other.
+            let (durable, since) = (load(&words.durable), load(&words.since));
+            let durable = if since == UNKNOWN_SINCE { 0 } else { durable };
+            if found.is_none_or(|found| found.durable.get() < durable) {
+                let since = if since == UNKNOWN_SINCE { 0 } else { since };
+                found = Some(Cursors { durable: Seq::new(durable), since: Seq::new(since) });
+            }
         }
-        Ok(Cursors { durable: Seq::new(load(&words.durable)), written: Seq::new(load(&words.written)) })
+        match found {
+            Some(Cursors { since, .. }) if seq < since => Err(DurableError::Before { seq, since }),
+            Some(cursors) => Ok(cursors),
+            None if is_there => Err(DurableError::NotSynced { seq }),
+            None => Err(DurableError::NoJournal { seq }),
+        }
     }
 
     /// Whether an index is known to be durable, or known not to become it.
@@ -178,7 +218,8 @@ impl Region {
 
     /// Why it is not, past the deadline.
     pub(crate) fn not_durable(&self, seq: Seq) -> DurableError {
-        self.journal().map_or(DurableError::NoJournal { seq }, |journal| DurableError::Late { seq, journal })
+        let late = |journal| DurableError::Late { seq, journal: Box::new(journal) };
+        self.journal().map_or(DurableError::NoJournal { seq }, late)
     }
 
     /// Sleeps until the journal has synced, or `is_there`, but not for long. `false` if nobody woke it: a reason to look

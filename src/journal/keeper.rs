@@ -34,6 +34,7 @@ use seriatim_ring::wake::{FOR_ROOM, FOR_WORK, made_true};
 use super::JournalError;
 use super::disk::{Disk, Local};
 use super::format::{HEARD_HELLO, Head, Origin, Point, Spilled, VOID};
+use super::kept;
 use super::retention::{Retention, prune_some};
 use super::seat::OnJournalPage;
 use super::segment::Cut;
@@ -341,7 +342,7 @@ impl Journal {
     ) -> Result<Journal, JournalError> {
         let name = Name::new(&options.name).map_err(AttachError::from)?;
         let origin = Origin::of(region.identity());
-        let shelf = Shelf::open(disk, dir, Some(origin), LINGER.min(options.timeout))?;
+        let shelf = Shelf::open(disk.clone(), dir, Some(origin), LINGER.min(options.timeout))?;
         region.make_writable("a journal", &[Part::Bells, Part::Channel])?;
         region.enter_all();
         region.enter(&[Part::Channel], []);
@@ -380,7 +381,9 @@ impl Journal {
         };
         world.seat(gate.seat.index, role, name);
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
+        let since = kept::first_index(&*disk, dir)?;
         let words = gate.words();
+        words.since.store(since.get(), Ordering::Relaxed);
         words.sync.store(options.sync.code(), Ordering::Relaxed);
         words.failing_ns.store(0, Ordering::Relaxed);
         crash_point!("join.cursor");
@@ -528,12 +531,19 @@ impl Journal {
         Ok(is_full)
     }
 
+    /// As if the last groups had been so large, and the last sync had taken so long.
+    #[cfg(test)]
+    pub(super) fn expect(&mut self, group: usize, sync_took: Duration) {
+        (self.groups, self.sync_took) = ([group; 2], sync_took);
+    }
+
     /// With `group`, gives those time whom the last sync woke, and who are about to submit what they do next: half as long as
     /// a sync takes, at most, until nearly as many have come as the last times. Without that two groups would take turns,
     /// a small one and a large one, and half of all syncs be for a few. Whether the segment is full now.
     fn gather(&mut self) -> Result<bool, JournalError> {
         let most = self.groups[0].max(self.groups[1]);
-        let (enough, until) = (most - most / 4, Instant::now() + self.sync_took / 2);
+        let patience = (self.sync_took / 2).min(LONGEST_GATHERING);
+        let (enough, until) = (most - most / 4, Instant::now() + patience);
         while (1..enough).contains(&self.writer.staged()) && self.writer.has_room() && Instant::now() < until
         {
             std::thread::yield_now();
@@ -735,6 +745,8 @@ impl Journal {
 
 /// How long the lock of one who may be dying is waited for.
 pub(super) const LINGER: Duration = Duration::from_millis(200);
+/// How long it waits at most for those whom the last sync woke, however long that took.
+const LONGEST_GATHERING: Duration = Duration::from_millis(2);
 /// How long something that failed is left alone.
 const RETRY: Duration = Duration::from_millis(50);
 /// How long it sleeps at most.

@@ -222,12 +222,20 @@ impl Replay {
         let is_known = last_first == was_last && self.last.nonce == segment.header.nonce;
         let scanned = if is_known { self.last.scan.clone() } else { None };
         let last = Last::of(&mut segment, scanned, is_live)?;
-        if here == last_first {
-            self.go_on_in(segment, last.offset)?;
+        let now = if here == last_first {
+            Some((segment, last.offset))
         } else if here == was_last {
             let sealed = self.open_segment(here, false)?;
             let end = sealed_end(&sealed)?;
-            self.go_on_in(sealed, end)?;
+            Some((sealed, end))
+        } else {
+            None
+        };
+        if let Some((now, end)) = now {
+            if self.is_beyond(&now, end) {
+                return self.begin_anew();
+            }
+            self.go_on_in(now, end)?;
         }
         let had = std::mem::replace(&mut self.last, last).after.next;
         self.which = firsts.partition_point(|&first| first < here);
@@ -237,6 +245,26 @@ impl Replay {
 
     fn open_segment(&self, first: Seq, is_last: bool) -> Result<Segment, ReplayError> {
         open_segment(&*self.disk, &self.dir, first, self.in_place, is_last)
+    }
+
+    /// Whether it has read more than a segment has now: records of a batch whose write or sync failed, which is written anew,
+    /// into the next segment, and until then nowhere.
+    fn is_beyond(&self, now: &Segment, end: u64) -> bool {
+        let (_, start) = now.beginning();
+        let is_another = now.header.nonce != self.segment.header.nonce;
+        if is_another { self.at.next > start.next } else { end < self.offset }
+    }
+
+    /// Goes on where it is, in the journal as it is now, when that has come so far again.
+    fn begin_anew(&mut self) -> Result<bool, ReplayError> {
+        let now = Self::open_on(self.disk.clone(), &self.dir, self.in_place)?;
+        if now.end() < self.at.next {
+            return Ok(false);
+        }
+        let (had, now) = (self.end(), now.from(self.at.next)?);
+        differs(&now.at, &self.at).map_err(|bad| now.segment.damage(now.offset, self.at.next, bad))?;
+        *self = now;
+        Ok(self.end() > had)
     }
 
     /// Goes on in a segment as it is now, at the place where it is.

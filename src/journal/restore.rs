@@ -32,6 +32,7 @@ use super::duty::Duty;
 use super::error::{JournalError, ReplayError};
 use super::format::{Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
+use super::kept;
 use super::replay::Replay;
 use super::segment::Cut;
 use super::world::{LaneOf, MemberOf, SeatOf, Standing, World};
@@ -253,7 +254,9 @@ impl Region {
         let shelf = Shelf::open(Arc::new(Local), dir, None, LINGER)?;
         let (ending, origin) = goes_on(&shelf, dir)?;
         let (at, world) = (ending.point, &ending.world);
-        let region = Region::unnamed(&config.as_of(origin), Some(origin.uuid), |map| fill(map, &at, world))?;
+        let since = kept::first_index(&Local, dir)?;
+        let fill = |map: &Map| fill(map, &at, world, since);
+        let region = Region::unnamed(&config.as_of(origin), Some(origin.uuid), fill)?;
         let (next, digest, cut) = (at.next, Digest(at.digest), ending.cut.clone());
         Ok(Restored { region, next, digest, cut, replaced: None })
     }
@@ -369,7 +372,9 @@ fn restore(
     let (ending, origin) = goes_on(&shelf, dir)?;
     crash_point!("restore.sealed");
     let (at, world) = (ending.point, &ending.world);
-    let new = Region::prepare(path, &config.as_of(origin), Some(origin.uuid), |map| fill(map, &at, world))?;
+    let since = kept::first_index(&Local, dir)?;
+    let fill = |map: &Map| fill(map, &at, world, since);
+    let new = Region::prepare(path, &config.as_of(origin), Some(origin.uuid), fill)?;
     crash_point!("restore.filled");
     if outdated.is_some() {
         Region::remove(path)?;
@@ -392,7 +397,7 @@ fn goes_on<'s>(shelf: &'s Shelf, dir: &Path) -> Result<(&'s Ending, &'s Origin),
 }
 
 /// Writes what a region begins with that goes on at a point.
-fn fill(map: &Map, at: &Point, world: &World) {
+fn fill(map: &Map, at: &Point, world: &World, since: Seq) {
     let (control, current) = (map.control(), current(at, world));
     let relaxed = |word: &AtomicU64, value: u64| word.store(value, Ordering::Relaxed);
     control.start_at(at.next, 0);
@@ -410,6 +415,9 @@ fn fill(map: &Map, at: &Point, world: &World) {
     let kept = world.kept_seat();
     for (slot, member) in (0..).zip(&world.members) {
         fill_member(map, slot, member, kept.as_ref().filter(|seat| seat.slot == slot), at, current);
+    }
+    if let Some(seat) = kept {
+        relaxed(&map.worker_page(seat.slot).journal.since, since.get());
     }
 }
 

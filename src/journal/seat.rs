@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use seriatim_ring::control::{Answer, Party};
+use seriatim_ring::control::{Answer, Party, UNKNOWN_SINCE};
 use seriatim_ring::parts::Address;
 use seriatim_ring::sync::Ordering;
 
@@ -53,6 +53,7 @@ impl Kind for OnJournalPage {
         if !is_taken_up {
             words.durable.store(0, Ordering::Relaxed);
             words.written.store(0, Ordering::Relaxed);
+            words.since.store(UNKNOWN_SINCE, Ordering::Relaxed);
         }
         // Relaxed: the request hands it over (J1). What is kept stays so all the while.
         words.role.store(role, Ordering::Relaxed);

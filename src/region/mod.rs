@@ -290,6 +290,12 @@ impl Region {
         self.0.identity.geometry
     }
 
+    /// The index that its order began with.
+    #[must_use]
+    pub fn first_index(&self) -> u64 {
+        self.0.identity.first_index
+    }
+
     /// What its digests cover.
     #[must_use]
     pub fn digest_of(&self) -> DigestOf {

@@ -1,11 +1,11 @@
 //! What the commands report, rendered as text for people or as JSON for programs.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use seriatim::{Geometry, PartyStatus};
 
@@ -34,23 +34,26 @@ fn render(out: &mut dyn Write, report: &impl Report, json: bool) -> Result<()> {
     Ok(out.flush()?)
 }
 
+/// What is printed into.
+pub(crate) type Sink = BufWriter<Box<dyn Write>>;
+
 /// Where what was asked for is written: a new file, or standard output for `-`.
-pub(crate) fn sink(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
-    sink_into(path, File::options().write(true).create(true).truncate(true))
-}
-
-/// As [`sink`], behind what the file has.
-pub(crate) fn sink_behind(path: &Path) -> Result<BufWriter<Box<dyn Write>>> {
-    sink_into(path, File::options().append(true).create(true))
-}
-
-fn sink_into(path: &Path, how: &OpenOptions) -> Result<BufWriter<Box<dyn Write>>> {
+pub(crate) fn sink(path: &Path) -> Result<Sink> {
     let out: Box<dyn Write> = if path == Path::new("-") {
         Box::new(io::stdout().lock())
     } else {
-        Box::new(how.open(path).with_context(|| format!("cannot make {}", path.display()))?)
+        Box::new(File::create(path).with_context(|| format!("cannot make {}", path.display()))?)
     };
     Ok(BufWriter::with_capacity(1 << 16, out))
+}
+
+/// As [`sink`], behind what the file has; and the file, to have that stay. Of standard output nobody can say so.
+pub(crate) fn sink_behind(path: &Path) -> Result<(Sink, File)> {
+    ensure!(path != Path::new("-"), "what is to go on where it was needs a file to print into: --out FILE");
+    let file = File::options().append(true).create(true).open(path);
+    let file = file.with_context(|| format!("cannot make {}", path.display()))?;
+    let kept = file.try_clone()?;
+    Ok((BufWriter::with_capacity(1 << 16, Box::new(file)), kept))
 }
 
 /// One line on standard error.

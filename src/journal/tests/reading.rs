@@ -1,6 +1,6 @@
 //! What reading costs, and what it says of what is not there.
 
-use super::memory_disk::MemoryDisk;
+use super::memory_disk::{Failure, Fault, MemoryDisk};
 use super::*;
 use crate::journal::ReplayError;
 
@@ -128,6 +128,41 @@ fn what_a_successor_writes_is_read_on() {
         assert_eq!(replay.end().get(), end);
         while replay.next().unwrap().is_some() {}
         assert_eq!((replay.position().get(), replay.digest().0), (end, digest_at(end)));
+    }
+}
+
+/// Who reads what is being written can be ahead of what is: whole records of a batch whose sync failed are written anew
+/// behind the segment that had them.
+#[test]
+fn what_was_read_before_a_sync_failed_is_not_read_again_and_nothing_is_damaged() {
+    for before in [0, 5] {
+        for skip in 0..3 {
+            let disk = MemoryDisk::default();
+            let mut writer = open(&disk, 16 << 10).unwrap();
+            write(&disk, &mut writer, before, 5, true);
+            let mut replay = replay(&disk).unwrap();
+            stage(&mut writer, 3);
+            let from = disk.state().calls + skip;
+            disk.state().fault = Some(Fault { from, count: 1, how: Failure::Error(libc::EIO) });
+            let failed = writer.commit(None, true).is_err();
+            disk.state().fault = None;
+            replay.refresh().unwrap();
+            let mut read = FIRST;
+            let mut read_on = |replay: &mut Replay| {
+                while let Some(found) = replay.next().unwrap() {
+                    assert_eq!(found.seq.get(), read);
+                    read += 1;
+                }
+                read
+            };
+            let ahead = read_on(&mut replay);
+            writer.commit(None, true).unwrap();
+            write(&disk, &mut writer, 4, 4, true);
+            replay.refresh().unwrap();
+            assert_eq!(read_on(&mut replay), FIRST + before + 3 + 4, "{before} {skip} {failed} {ahead}");
+            assert_eq!(replay.digest().0, digest_at(FIRST + before + 7));
+            assert!(audit(&disk).is_sound());
+        }
     }
 }
 

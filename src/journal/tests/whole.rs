@@ -466,6 +466,75 @@ fn what_a_producer_waits_for_in_vain_is_told() {
     assert!(matches!(late, DurableError::NotSequenced(WaitError::Late { .. })), "{late}");
 }
 
+/// What went by before there was a journal is in none, however durable what came after is.
+#[test]
+fn what_was_there_before_the_journal_is_not_durable() {
+    let (region, _sequencer) = serve(&small().order_slots(8));
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let mut early = Vec::new();
+    for n in 0..40_u8 {
+        early.push(submit(&mut producer, &[n]));
+        while worker.poll().unwrap().is_some() {}
+    }
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    drain(&mut journal);
+    let since = replay(&disk).first();
+    assert!(since > early[0] && region.journal().unwrap().since == Some(since));
+    let refused = region.wait_durable(early[0], soon()).unwrap_err();
+    assert!(matches!(refused, DurableError::Before { since: at, .. } if at == since), "{refused}");
+    let refused = producer.wait_durable(0, soon()).unwrap_err();
+    assert!(matches!(refused, DurableError::LongAgo { index: 0, since: at } if at == since), "{refused}");
+    // Whoever attached when it was there knows that all of his comes after.
+    let mut later = Producer::attach(&region, "later").unwrap();
+    for _ in 0..40 {
+        submit(&mut later, b"later");
+        drain(&mut journal);
+        while worker.poll().unwrap().is_some() {}
+    }
+    submit(&mut later, b"last");
+    drain(&mut journal);
+    assert_eq!(later.wait_durable(0, soon()).unwrap(), Sequenced::LongAgo);
+    // It is the same for the next journal of that directory.
+    drop(journal);
+    let journal = Journal::open_on(Arc::new(disk.clone()), &region, dir(), &options()).unwrap();
+    assert!(region.wait_durable(early[0], soon()).is_err() && region.journal().unwrap().since == Some(since));
+    drop(journal);
+}
+
+/// Of two journals the one that syncs is asked, wherever the other one is.
+#[test]
+fn one_that_does_not_sync_is_not_asked_if_another_one_does() {
+    let (region, _sequencer) = serve(&small());
+    let (disk, other) = (MemoryDisk::default(), MemoryDisk::default());
+    let mut one = journal(&disk, &region, &options().name("one"));
+    let mut two = journal(&other, &region, &options().name("two").sync(SyncPolicy::Off));
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let seq = submit(&mut producer, b"both write this");
+    drain(&mut two);
+    two.seal().unwrap();
+    let late = region.wait_durable(seq, Instant::now()).unwrap_err();
+    assert!(matches!(&late, DurableError::Late { journal, .. } if journal.name.as_str() == "one"), "{late}");
+    drain(&mut one);
+    region.wait_durable(seq, soon()).unwrap();
+}
+
+/// A disk that was slow once has nobody wait for long, whoever else was expected.
+#[test]
+fn a_group_is_not_waited_for_as_long_as_a_disk_that_stood_still() {
+    let (region, _sequencer) = serve(&small());
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    drain(&mut journal);
+    journal.expect(8, LONG * 60);
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let seq = submit(&mut producer, b"alone");
+    // Two hours, without a limit.
+    while journal.poll().unwrap() == 0 {}
+    region.wait_durable(seq, Instant::now()).unwrap();
+}
+
 #[test]
 fn a_journal_that_does_not_sync_acknowledges_nothing() {
     let (region, _sequencer) = serve(&Config::new());

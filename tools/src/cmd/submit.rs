@@ -255,8 +255,23 @@ fn ensure_syncing(region: &Region) -> Result<()> {
     Ok(())
 }
 
+/// That the journal has all that was ever submitted: nothing else says where lines are that were there long ago.
+fn ensure_whole(region: &Region) -> Result<()> {
+    let (first, journal) = (region.first_index(), region.journal());
+    let since = journal.and_then(|journal| journal.since).map_or(first, Seq::get);
+    ensure!(
+        since <= first,
+        "--durable: nothing says that the lines which were in the order before are on the disk: the journal has what is \
+         from index {since} on"
+    );
+    Ok(())
+}
+
 /// Waits until all that this name has submitted is on the disk, saying now and then what it waits for.
 fn keep(region: &Region, report: &mut SubmitReport) -> Result<()> {
+    if report.skipped > 0 {
+        ensure_whole(region)?;
+    }
     if report.next > 0 {
         // Where the last one is may be long forgotten; it is somewhere before here.
         let end = region.snapshot().next.get();

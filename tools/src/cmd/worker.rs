@@ -1,6 +1,7 @@
 //! `seriatim worker`: a worker that prints what it receives.
 
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use seriatim::{
 use crate::Outcome;
 use crate::args::{patience, seconds};
 use crate::open;
-use crate::output::{self, Report};
+use crate::output::{self, Report, Sink};
 use crate::signal::Stop;
 
 /// Events that are taken at a time.
@@ -69,8 +70,8 @@ pub(crate) struct Args {
     /// With --journal, the first index; one who had all before it goes on there [default: the journal's first]
     #[arg(long, value_name = "N", requires = "journal")]
     from: Option<u64>,
-    /// Keep a bookmark of --name beside the journal, go on there if there is one, and print behind what --out has. Pruning
-    /// the journal waits for it until `journal forget`
+    /// Keep a bookmark of --name beside the journal, go on there if there is one, and print behind what --out has, which has
+    /// to be a file. Pruning the journal waits for it until `journal forget`
     #[arg(long, requires_all = ["journal", "name"])]
     resume: bool,
     /// Where to print, replacing what is there; - is standard output
@@ -112,8 +113,7 @@ impl Args {
         let stop = Stop::install()?;
         let region = open::to_attach_within(&self.path, self.lock, self.wait_for)?;
         let name = self.name.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
-        let out = if self.resume { output::sink_behind(&self.out)? } else { output::sink(&self.out)? };
-        let mut mark = self.mark(&name)?;
+        let (out, mut mark) = self.sink(&name)?;
         let policy = match self.kill_after {
             Some(time) => WorkerPolicy::KillAfter { lag: self.kill_lag, time },
             None => WorkerPolicy::Gate,
@@ -161,10 +161,15 @@ impl Args {
 }
 
 impl Args {
-    /// How far the one of its name was, if it goes on there.
-    fn mark(&self, name: &str) -> Result<Option<Mark>> {
-        let Some(dir) = self.journal.as_ref().filter(|_| self.resume) else { return Ok(None) };
-        Ok(Some(Mark { bookmark: Bookmark::open(dir, name)?, due: Instant::now() }))
+    /// Where it prints, and how far the one of its name was, if it goes on there.
+    fn sink(&self, name: &str) -> Result<(Sink, Option<Mark>)> {
+        let Some(dir) = self.journal.as_ref().filter(|_| self.resume) else {
+            return Ok((output::sink(&self.out)?, None));
+        };
+        // The name first: another one may be printing there.
+        let bookmark = Bookmark::open(dir, name)?;
+        let (out, file) = output::sink_behind(&self.out)?;
+        Ok((out, Some(Mark { bookmark, file, due: Instant::now() })))
     }
 
     /// The history, if it is to begin with that.
@@ -191,6 +196,8 @@ impl Args {
 /// How far it is, for whoever comes after it.
 struct Mark {
     bookmark: Bookmark,
+    /// What it prints into.
+    file: File,
     /// When it is set next.
     due: Instant,
 }
@@ -207,6 +214,8 @@ impl Mark {
 
     fn set(&mut self, next: Seq, digest: Digest) -> Result<()> {
         if self.bookmark.next() != Some(next) {
+            // A loss of power leaves no bookmark that is ahead of what is printed.
+            self.file.sync_data().context("cannot sync what is printed")?;
             self.bookmark.keep(next, digest)?;
         }
         Ok(())
@@ -272,7 +281,7 @@ impl Stage {
 }
 
 struct Printer {
-    out: BufWriter<Box<dyn Write>>,
+    out: Sink,
     /// What that is, for messages.
     to: String,
     /// Commands still to print.
