@@ -370,6 +370,9 @@ fn one_with_a_bookmark_goes_on_where_the_one_before_it_was() {
     assert_eq!(again, (again[0]..900).collect::<Vec<_>>());
     let stat = run(&["journal", "stat", &dir]).with(0).out;
     assert!(stat.contains("audit"), "{stat}");
+    // Without its bookmark nothing says where what is printed ends.
+    let other = ["worker", &path, "--journal", &dir, "--name", "other", "--resume", "--out", &out];
+    run(&other).with(2).saying(&[&out, "no bookmark of \"other\"", "--from"]);
     // It is one at a time, and nobody goes on under a name that is not said.
     let held = live(899);
     run(&resume).with(2);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use seriatim::journal::RestoreError;
+use seriatim::journal::{Replay, RestoreError};
 use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, SequencerStats, Wait};
 
 use crate::Outcome;
@@ -150,6 +150,11 @@ impl Args {
         let (region, restored) = Region::attach_or_restore(&self.path, dir, &config)?;
         if let Some(restored) = restored {
             complain(format_args!("{restored}"));
+        } else if Replay::open(dir).is_err() {
+            complain(format_args!(
+                "there is no journal in {} yet: nothing could be restored from it",
+                dir.display()
+            ));
         }
         open::for_use(region, self.lock)
     }

@@ -5,9 +5,9 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use seriatim::journal::{Bookmark, CatchUp, Replay};
+use seriatim::journal::{Bookmark, CatchUp, DurableError, Replay};
 use seriatim::{
     Digest, DigestOf, Event, JoinOptions, OnDivergence, Region, Seq, State, Worker, WorkerError,
     WorkerPolicy, payload_digest,
@@ -32,7 +32,10 @@ const POISONED: &str = "poisoned";
 const TICK: Duration = Duration::from_millis(250);
 
 /// How often a bookmark is set: each time takes some syncs.
-const MARKS: Duration = Duration::from_secs(1);
+const MARKS: Duration = Duration::from_millis(100);
+
+/// How long the disk is waited for at the end, to set the last one.
+const LAST_MARK: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -45,8 +48,9 @@ Examples:
 
 It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`. With --journal
 it prints what came before first, and nobody waits for that; it joins when little is left. With --resume it also goes on
-where the one of that name before it was, however that ended: nothing is missing then, and after a kill up to a second of
-what had been printed comes again.
+where the one of that name before it was, however that ended: nothing is missing then, and after a kill some of what had
+been printed comes again, with an off journal more. What it prints may not be on the disk yet: after a loss of power the
+order goes on without that, and it is in --out all the same.
 SIGTERM or SIGINT makes it leave.";
 
 /// Join as a worker, print each command and a line end.
@@ -169,7 +173,15 @@ impl Args {
         // The name first: another one may be printing there.
         let bookmark = Bookmark::open(dir, name)?;
         let (out, file) = output::sink_behind(&self.out)?;
-        Ok((out, Some(Mark { bookmark, file, due: Instant::now() })))
+        let is_new = bookmark.next().is_none() && self.from.is_none();
+        ensure!(
+            !is_new || file.metadata()?.len() == 0,
+            "{} has something already, but there is no bookmark of {name:?} in {} to say where that ends: say --from, or \
+             print into another file",
+            self.out.display(),
+            dir.display()
+        );
+        Ok((out, Some(Mark { bookmark, file, due: Instant::now(), printed: None })))
     }
 
     /// The history, if it is to begin with that.
@@ -198,18 +210,30 @@ struct Mark {
     bookmark: Bookmark,
     /// What it prints into.
     file: File,
+    /// What comes before is printed; it is set when that is durable, too, for the order may go on before it otherwise.
+    printed: Option<(Seq, Digest)>,
     /// When it is set next.
     due: Instant,
 }
 
 impl Mark {
     /// What comes before is printed: says so if it is time.
-    fn printed(&mut self, next: Seq, digest: Digest) -> Result<()> {
+    fn printed(&mut self, region: &Region, next: Seq, digest: Digest) -> Result<()> {
         if Instant::now() < self.due {
             return Ok(());
         }
         self.due = Instant::now() + MARKS;
-        self.set(next, digest)
+        let (next, digest) = *self.printed.get_or_insert((next, digest));
+        if is_durable(region, next, Instant::now()) {
+            self.printed = None;
+            self.set(next, digest)?;
+        }
+        Ok(())
+    }
+
+    /// As [`printed`](Self::printed), at the end: the disk is waited for.
+    fn end(&mut self, region: &Region, next: Seq, digest: Digest) -> Result<()> {
+        if is_durable(region, next, Instant::now() + LAST_MARK) { self.set(next, digest) } else { Ok(()) }
     }
 
     fn set(&mut self, next: Seq, digest: Digest) -> Result<()> {
@@ -220,6 +244,12 @@ impl Mark {
         }
         Ok(())
     }
+}
+
+/// Whether all before an index is on the disk, or nobody would say so.
+fn is_durable(region: &Region, next: Seq, until: Instant) -> bool {
+    let last = Seq::new(next.get().saturating_sub(1));
+    !matches!(region.wait_durable(last, until), Err(DurableError::Late { .. }))
 }
 
 /// What is printed next, and how far it was.
@@ -252,7 +282,7 @@ impl Stage {
     ) -> Result<&'static str> {
         let end = self.print_all(printer, &mut mark, region, stop)?;
         // All of it is printed: what failed has come back above.
-        mark.map_or(Ok(()), |mark| mark.set(self.next, self.digest))?;
+        mark.map_or(Ok(()), |mark| mark.end(region, self.next, self.digest))?;
         Ok(end)
     }
 
@@ -274,7 +304,7 @@ impl Stage {
             printer.printed = None;
         }
         let Some(worker) = &mut self.worker else { return Ok("failed") };
-        let end = printer.print(worker, mark, stop);
+        let end = printer.print(worker, mark, region, stop);
         (self.next, self.digest) = (worker.next(), worker.digest());
         end
     }
@@ -313,7 +343,7 @@ impl Printer {
                 end => self.end = end,
             }
             self.flush()?;
-            mark.as_mut().map_or(Ok(()), |mark| mark.printed(history.next(), history.digest()))?;
+            mark.as_mut().map_or(Ok(()), |mark| mark.printed(region, history.next(), history.digest()))?;
             if stop.asked() {
                 return Ok(Some("signal"));
             }
@@ -337,6 +367,7 @@ impl Printer {
         &mut self,
         worker: &mut Worker,
         mark: &mut Option<&mut Mark>,
+        region: &Region,
         stop: &Stop,
     ) -> Result<&'static str> {
         let mut reason = if self.left == 0 { Some(Ok("count")) } else { None };
@@ -358,7 +389,7 @@ impl Printer {
                     worker.report(printed)?;
                 }
                 worker.release();
-                mark.as_mut().map_or(Ok(()), |mark| mark.printed(worker.next(), worker.digest()))?;
+                mark.as_mut().map_or(Ok(()), |mark| mark.printed(region, worker.next(), worker.digest()))?;
             }
         }
         reason.unwrap_or(Ok("count"))
