@@ -4,6 +4,10 @@
 //! directory that was followed has got a file `superseded`, with the one that goes on. Whoever has either is written by no
 //! region's journal, and no region is restored from it: of two directories with one history there is at each moment at
 //! most one with which a region can go on.
+//!
+//! Both at once are those of a standby that was superseded and became the standby of the one that superseded it, and died
+//! before the second file was gone; or, if they name two directories, of a standby whose own standby was promoted by force.
+//! The latter is an error: nobody goes on there, and nobody follows into it but who says so.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice};
@@ -55,17 +59,23 @@ impl Duty {
     /// What a directory is for. One that is not there is for a journal.
     ///
     /// # Errors
-    /// The file that says it is damaged, or the file system failed.
+    /// The file that says it is damaged, it is both a standby and superseded by another directory than it follows, or the
+    /// file system failed.
     pub fn of(dir: impl AsRef<Path>) -> Result<Duty, ReplayError> {
         Self::read(&Local, dir.as_ref())
     }
 
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duty, ReplayError> {
-        if let Some((_, _, source)) = read(disk, &dir.join(STANDBY))? {
-            return Ok(Duty::Standby { source });
+        match Duties::read(disk, dir)? {
+            Duties { follows: None, superseded: None } => Ok(Duty::Journal),
+            Duties { follows: None, superseded: Some((next, digest, by)) } => {
+                Ok(Duty::Superseded { by, next, digest })
+            }
+            Duties { follows: Some(source), superseded: Some((_, _, by)) } if source != by => {
+                Err(ReplayError::TwoDuties { dir: dir.into(), followed: source, by })
+            }
+            Duties { follows: Some(source), .. } => Ok(Duty::Standby { source }),
         }
-        let superseded = read(disk, &dir.join(SUPERSEDED))?;
-        Ok(superseded.map_or(Duty::Journal, |(next, digest, by)| Duty::Superseded { by, next, digest }))
     }
 
     /// That a region's journal may be written there, and a region restored from there.
@@ -79,11 +89,13 @@ impl Duty {
     }
 
     /// Says, for good, what a directory is for from now on. Who dies meanwhile leaves it as it was, or with both files, and
-    /// then it is a standby's.
+    /// then it is a standby's. One that was superseded does not become a journal's: it follows the other one first.
     pub(super) fn write(&self, disk: &dyn Disk, dir: &Path, uuid: Uuid) -> Result<(), JournalError> {
         match self {
             Duty::Journal => {
-                forget(disk, dir, SUPERSEDED)?;
+                if let Some((next, _, by)) = Duties::read(disk, dir)?.superseded {
+                    return Err(JournalError::Superseded { dir: dir.into(), by, next });
+                }
                 forget(disk, dir, STANDBY)
             }
             Duty::Standby { source } => {
@@ -94,6 +106,21 @@ impl Duty {
                 keep(disk, dir, SUPERSEDED, &encode(uuid, *next, *digest, by))
             }
         }
+    }
+}
+
+/// What the two files of a directory say.
+pub(super) struct Duties {
+    /// Which directory it follows.
+    pub(super) follows: Option<PathBuf>,
+    /// The index at which another one goes on, the digest there, and which one that is.
+    pub(super) superseded: Option<(Seq, Digest, PathBuf)>,
+}
+
+impl Duties {
+    pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duties, ReplayError> {
+        let follows = read(disk, &dir.join(STANDBY))?.map(|(_, _, source)| source);
+        Ok(Duties { follows, superseded: read(disk, &dir.join(SUPERSEDED))? })
     }
 }
 

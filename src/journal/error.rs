@@ -55,6 +55,21 @@ pub enum ReplayError {
         /// Why not.
         source: io::Error,
     },
+    /// The directory is a standby's, and another one than it follows took its place: by force, for that is not the standby's
+    /// to give.
+    #[error(
+        "{} is a standby of {}, and was superseded by {}: at most one of them is to be gone on with; if that is {}, \
+         have this one follow it (`seriatim journal follow --adopt`)",
+        dir.display(), followed.display(), by.display(), by.display()
+    )]
+    TwoDuties {
+        /// The directory.
+        dir: PathBuf,
+        /// The one that it follows.
+        followed: PathBuf,
+        /// The one that took its place.
+        by: PathBuf,
+    },
     /// There is no segment in the directory.
     #[error("no journal in {}", dir.display())]
     Empty {

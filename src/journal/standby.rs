@@ -33,7 +33,7 @@ use seriatim_ring::Seq;
 
 use super::JournalError;
 use super::disk::{Disk, Local};
-use super::duty::Duty;
+use super::duty::{Duties, Duty};
 use super::error::ReplayError;
 use super::format::{Head, Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
@@ -260,6 +260,36 @@ pub enum StandbyError {
         /// The first one that is there.
         first: Seq,
     },
+    /// Another standby of the source was promoted, and goes on: nothing more comes from the source.
+    #[error(
+        "{} was superseded at index {next} by {}: have {} follow that; or, if that one is not gone on with, promote {} by \
+         force",
+        followed.display(), by.display(), dir.display(), dir.display()
+    )]
+    Superseded {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// The one that goes on.
+        by: PathBuf,
+        /// The index at which it does.
+        next: Seq,
+    },
+    /// The source is a standby itself, so what it follows would not be told that it is superseded.
+    #[error(
+        "{} is itself a standby, of {}, which would not be told that {} takes its place: promote {}; or, if nobody goes on \
+         in {}, promote {} by force",
+        followed.display(), first.display(), dir.display(), followed.display(), first.display(), dir.display()
+    )]
+    Chained {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The standby's.
+        dir: PathBuf,
+        /// The one that the source follows.
+        first: PathBuf,
+    },
     /// A living journal writes the source: it is not superseded but by force.
     #[error("a journal writes into {}: end it first, or promote {} by force", followed.display(), dir.display())]
     Alive {
@@ -360,6 +390,8 @@ pub struct Standby {
     last_sync: Instant,
     cut: Option<Cut>,
     failing: Option<String>,
+    /// What the source has is taken whoever superseded it.
+    is_promoted: bool,
 }
 
 impl Standby {
@@ -403,9 +435,12 @@ impl Standby {
         crate::crash::arm();
         fork::watch();
         let shelf = Shelf::lock(disk.clone(), dir, None, LINGER)?;
-        let duty = Duty::read(&*disk, dir).map_err(JournalError::from)?;
-        let is_standby = matches!(duty, Duty::Standby { .. });
-        if !is_standby && !options.adopts && has_journal(&*disk, dir)? {
+        let duties = Duties::read(&*disk, dir).map_err(JournalError::from)?;
+        if !options.adopts {
+            // Both a standby's and superseded is what has to be decided first.
+            Duty::read(&*disk, dir).map_err(JournalError::from)?;
+        }
+        if duties.follows.is_none() && !options.adopts && has_journal(&*disk, dir)? {
             return Err(StandbyError::NotAStandby { dir: dir.into() });
         }
         let shelf = shelf.recovered()?;
@@ -419,14 +454,25 @@ impl Standby {
             Err(error) if !error.is_of_source() => return Err(error),
             _ => {}
         }
-        let followed = Duty::Standby { source: source.dir.clone() };
-        if duty != followed {
+        if duties.follows.as_ref() != Some(&source.dir) || duties.superseded.is_some() {
+            let followed = Duty::Standby { source: source.dir.clone() };
             followed.write(&*disk, dir, origin.uuid)?;
         }
         crash_point!("standby.named");
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
         let (sync, last_sync, dir) = (options.sync, Instant::now(), dir.into());
-        Ok(Standby { source, disk, dir, origin, writer, sync, last_sync, cut, failing: None })
+        Ok(Standby {
+            source,
+            disk,
+            dir,
+            origin,
+            writer,
+            sync,
+            last_sync,
+            cut,
+            failing: None,
+            is_promoted: false,
+        })
     }
 
     /// The directory that it follows.
@@ -474,7 +520,8 @@ impl Standby {
     /// written.
     ///
     /// # Errors
-    /// [`StandbyError`]: nothing is lost then, and the next call tries again.
+    /// [`StandbyError`]: nothing is lost then, and the next call tries again. [`StandbyError::Superseded`] comes when all is
+    /// taken that the source has.
     pub fn poll(&mut self) -> Result<u64, StandbyError> {
         self.poll_with(|_| {})
     }
@@ -500,8 +547,20 @@ impl Standby {
         Ok(self.next().since(before))
     }
 
-    /// Takes what the source has, as far as there is room.
+    /// Takes what the source has, as far as there is room. Where there is nothing to take, somebody else may go on.
     fn take(&mut self, each: &mut dyn FnMut(&Record<'_>)) -> Result<(), StandbyError> {
+        let before = self.writer.staged_to().next;
+        let taken = self.take_what_is_there(each);
+        if self.is_promoted || self.writer.staged_to().next != before {
+            return taken;
+        }
+        match self.source.goes_on(&self.dir) {
+            Err(error @ StandbyError::Superseded { .. }) => Err(error),
+            looked => taken.and(looked),
+        }
+    }
+
+    fn take_what_is_there(&mut self, each: &mut dyn FnMut(&Record<'_>)) -> Result<(), StandbyError> {
         let is_new = self.source.look(self.writer.staged_to(), &self.origin, &self.dir)?;
         match self.stage(each) {
             // Who writes there may have replaced what was open: it is looked at anew before that is called damage.
@@ -623,9 +682,14 @@ impl Standby {
     /// [`Promoted::trouble`] says why, and nobody but the operator knows what the source has beyond it, and that nobody
     /// goes on there.
     ///
+    /// Where the source's directory is no journal's, but superseded by another one or a standby itself, this takes force, too:
+    /// another directory may be gone on with then, which is not told of this one. What a source says of who superseded it
+    /// stays as it is.
+    ///
     /// # Errors
-    /// Without force, [`StandbyError::Alive`] and [`StandbyError::OutOfReach`], and whatever [`poll`](Self::poll) says; its
-    /// own directory cannot be written. It is a standby's then as before.
+    /// Without force, [`StandbyError::Alive`], [`StandbyError::Superseded`], [`StandbyError::Chained`] and
+    /// [`StandbyError::OutOfReach`], and whatever [`poll`](Self::poll) says; its own directory cannot be written, or was
+    /// superseded itself. It is a standby's then as before.
     pub fn promote(self, force: bool) -> Result<Promoted, StandbyError> {
         self.promote_with(force, |_| {})
     }
@@ -643,6 +707,7 @@ impl Standby {
             return Err(StandbyError::Forked);
         }
         let (before, mut trouble) = (self.next(), None);
+        self.is_promoted = true;
         // Kept until all is done: no journal begins there meanwhile.
         let locked = lock(&*self.source.disk, &self.source.dir, LINGER);
         let locked = locked.map_err(|why| self.out_of_reach(why)).and_then(|locked| {
@@ -652,6 +717,10 @@ impl Standby {
             })
         });
         let locked = bear(locked, force, &mut trouble)?;
+        // Only now: who superseded it held that lock.
+        let goes_on = self.source.goes_on(&self.dir);
+        let is_taken = matches!(goes_on, Err(StandbyError::Superseded { .. }));
+        bear(goes_on.and_then(|()| self.source.is_first(&self.dir)), force, &mut trouble)?;
         let drained = match self.drain(locked.is_none(), each) {
             // It has lost what it had not synced: all that is left of it is here.
             Err(StandbyError::Behind { .. }) if self.has_all()? => Ok(()),
@@ -664,10 +733,11 @@ impl Standby {
         crash_point!("promote.sealed");
         let (next, digest) = (self.next(), self.digest());
         let duty = Duty::Superseded { by: self.dir.clone(), next, digest };
-        let is_fenced = !is_other && {
-            let written = duty.write(&*self.source.disk, &self.source.dir, self.origin.uuid);
-            bear(written.map_err(|why| self.out_of_reach(why)), force, &mut trouble)?.is_some()
-        };
+        let is_fenced = is_taken
+            || !is_other && {
+                let written = duty.write(&*self.source.disk, &self.source.dir, self.origin.uuid);
+                bear(written.map_err(|why| self.out_of_reach(why)), force, &mut trouble)?.is_some()
+            };
         crash_point!("promote.fenced");
         Duty::Journal.write(&*self.disk, &self.dir, self.origin.uuid)?;
         crash_point!("promote.done");
@@ -768,6 +838,24 @@ impl Source {
             return Ok(false);
         }
         self.open(at, origin, dir).map(|()| true)
+    }
+
+    /// That nobody but the standby took the source's place.
+    fn goes_on(&self, dir: &Path) -> Result<(), StandbyError> {
+        match Duties::read(&*self.disk, &self.dir)?.superseded {
+            Some((next, _, by)) if !is_same(&by, dir) => {
+                Err(StandbyError::Superseded { followed: self.dir.clone(), dir: dir.into(), by, next })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// That the source follows nobody.
+    fn is_first(&self, dir: &Path) -> Result<(), StandbyError> {
+        match Duties::read(&*self.disk, &self.dir)?.follows {
+            Some(first) => Err(StandbyError::Chained { followed: self.dir.clone(), dir: dir.into(), first }),
+            None => Ok(()),
+        }
     }
 
     /// Opens the source at a point, at which it has to have the same history.

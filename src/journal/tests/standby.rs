@@ -2,9 +2,11 @@
 
 use super::memory_disk::{Choice, Failure, Fault, MemoryDisk, image};
 use super::*;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
+use crate::journal::disk::Local;
 use crate::journal::segment::{self, Segment};
 use crate::journal::{
     Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError, StandbyOptions,
@@ -658,4 +660,110 @@ fn each_flipped_bit_of_a_duty_is_found() {
         assert!(matches!(&error, JournalError::Unreadable(ReplayError::Damaged(_))), "bit {bit}: {error}");
         assert!(error.to_string().contains("superseded"), "{error}");
     }
+}
+
+/// Three directories of one file system: the first one has a journal of ten records.
+fn three() -> (tempfile::TempDir, [PathBuf; 3]) {
+    let temp = tempfile::tempdir().unwrap();
+    let dirs = ["a", "b", "c"].map(|name| temp.path().join(name));
+    let mut writer = open_at(&dirs[0]).unwrap();
+    stage(&mut writer, 10);
+    writer.commit(None, true).unwrap();
+    (temp, dirs)
+}
+
+fn open_at(dir: &Path) -> Result<Writer, JournalError> {
+    let shelf = Shelf::open(Arc::new(Local), dir, Some(origin()), Duration::ZERO)?;
+    let (at, world) = match &shelf.ending {
+        Some(ending) => (ending.point, ending.world.clone()),
+        None => (beginning(), world()),
+    };
+    shelf.begin(at, world, origin(), SEGMENT)
+}
+
+fn follow_at(source: &Path, dir: &Path) -> Standby {
+    let mut standby = Standby::open(source, dir, &options()).unwrap();
+    catch_up(&mut standby);
+    standby
+}
+
+/// How many of them a region can go on with.
+fn primaries(dirs: &[PathBuf]) -> usize {
+    dirs.iter().filter(|dir| open_at(dir).is_ok()).count()
+}
+
+/// Of two standbys of one journal the first one is promoted; the second one is told who that was.
+#[test]
+fn of_two_standbys_one_is_promoted() {
+    let (_temp, [a, b, c]) = three();
+    let followers = [follow_at(&a, &b), follow_at(&a, &c)];
+    let [first, mut second] = followers;
+    first.promote(false).unwrap();
+    let superseded = Duty::of(&a).unwrap();
+    let is_by_b = |error: &StandbyError| match error {
+        StandbyError::Superseded { followed, dir, by, next } => {
+            (followed, dir, by, next.get()) == (&a, &c, &b, FIRST + 10)
+        }
+        _ => false,
+    };
+    let error = second.poll().unwrap_err();
+    assert!(is_by_b(&error), "{error}");
+    let error = second.run(|_| false).unwrap_err();
+    assert!(is_by_b(&error), "{error}");
+    let error = second.promote(false).unwrap_err();
+    assert!(is_by_b(&error), "{error}");
+    assert_eq!(primaries(&[a.clone(), b.clone(), c.clone()]), 1);
+    // It can follow the one that goes on, or be promoted by force: then it says what it took that for.
+    drop(follow_at(&b, &c));
+    let promoted = Standby::open(&a, &c, &options()).unwrap().promote(true).unwrap();
+    let said = promoted.to_string();
+    assert!(said.contains("BY FORCE") && said.contains(&b.display().to_string()), "{said}");
+    assert!(promoted.is_fenced, "{promoted:?}");
+    assert_eq!(Duty::of(&a).unwrap(), superseded, "what was said first stays");
+}
+
+/// A standby of a standby takes nobody's place; by force it does, and then the one between takes none.
+#[test]
+fn a_standby_of_a_standby_is_promoted_by_force_alone() {
+    let (_temp, dirs) = three();
+    let [a, b, c] = &dirs;
+    drop((follow_at(a, b), follow_at(b, c)));
+    let promote = |dir: &Path, force| Standby::resume(dir, &options())?.promote(force);
+    let error = promote(c, false).unwrap_err();
+    let is_named = matches!(&error, StandbyError::Chained { followed, dir, first }
+        if (followed, dir, first) == (b, c, a));
+    assert!(is_named, "{error}");
+    assert_eq!((primaries(&dirs), Duty::of(b).unwrap()), (1, Duty::Standby { source: a.clone() }));
+    let promoted = promote(c, true).unwrap();
+    assert!(promoted.is_fenced && promoted.to_string().contains("itself a standby"), "{promoted}");
+    for force in [false, true] {
+        let error = promote(b, force).unwrap_err();
+        let both = [a, c].iter().all(|dir| error.to_string().contains(&dir.display().to_string()));
+        assert!(both, "{error}");
+    }
+    assert!(matches!(Standby::open(a, b, &options()), Err(StandbyError::Own(_))));
+    assert!(matches!(Duty::of(b), Err(ReplayError::TwoDuties { .. })));
+    // One that was opened before that does not take the word away, either.
+    let journal = Duty::Journal.write(&Local, b, origin().uuid);
+    assert!(matches!(journal, Err(JournalError::Superseded { .. })), "{journal:?}");
+    // Who says so has it follow the one that goes on.
+    drop(Standby::open(c, b, &options().adopt(true)).unwrap());
+    assert_eq!(Duty::of(b).unwrap(), Duty::Standby { source: c.clone() });
+}
+
+/// One that was superseded and is to follow, and died when it had said half of it, goes on, and can be promoted.
+#[test]
+fn who_dies_between_both_files_goes_on() {
+    let (_temp, [a, b, _]) = three();
+    follow_at(&a, &b).promote(false).unwrap();
+    let superseded = a.join("superseded");
+    let bytes = std::fs::read(&superseded).unwrap();
+    drop(Standby::open(&b, &a, &options().adopt(true)).unwrap());
+    assert!(!superseded.exists());
+    std::fs::write(&superseded, bytes).unwrap();
+    assert_eq!(Duty::of(&a).unwrap(), Duty::Standby { source: b.clone() });
+    let standby = Standby::open(&b, &a, &options()).unwrap();
+    assert!(!superseded.exists());
+    standby.promote(false).unwrap();
+    assert_eq!(primaries(&[a, b]), 1);
 }

@@ -26,7 +26,10 @@ for it: what it has not got when the source is lost is lost. A source that is aw
 is said once. After a restart it goes on where it was. SIGTERM or SIGINT makes it write what it has, seal the segment, and
 end.
 
-Exit code: 0 ended by a signal, 1 the source is of another history or no longer has what comes next, 2 could not go on.";
+It ends when all is taken and the source's directory says that another standby took its place: follow that one then.
+
+Exit code: 0 ended by a signal, 1 the source is of another history, no longer has what comes next, or was superseded by
+another standby, 2 could not go on.";
 
 /// Follow a journal into another directory: a standby, which can take its place
 #[derive(Debug, clap::Args)]
@@ -86,7 +89,11 @@ impl FollowArgs {
 /// What is wrong with the history is a finding; the rest kept it from running.
 fn refused(error: StandbyError) -> Result<Outcome> {
     match error {
-        StandbyError::OtherHistory { .. } | StandbyError::Pruned { .. } | StandbyError::Alive { .. } => {
+        StandbyError::OtherHistory { .. }
+        | StandbyError::Pruned { .. }
+        | StandbyError::Superseded { .. }
+        | StandbyError::Chained { .. }
+        | StandbyError::Alive { .. } => {
             complain(format_args!("{error}"));
             Ok(Outcome::Problem)
         }
@@ -206,11 +213,12 @@ directory as superseded: no journal goes on there, and no region is restored fro
 serves the old region, and is attached to it, has to be ended by you, and its file removed, before the new one is served.
 Afterwards the old directory can become the standby of the new one (`follow NEW OLD --adopt`).
 
-It refuses while a journal writes the source, and when the source cannot be read or marked. With --force it goes on all
-the same, and says what may be lost.
+It refuses while a journal writes the source, when another standby took the source's place already, when the source is
+itself a standby (promote that one), and when the source cannot be read or marked. With --force it goes on all the same,
+and says what may be lost; that only one of all directories is gone on with is then for you to see to.
 
 Exit code: 0 promoted, and nothing that the source had is missing; 1 promoted by force, or refused because a journal writes
-the source; 2 not promoted.";
+the source, or because the source was superseded or is a standby; 2 not promoted.";
 
 /// Make a standby's directory one that a region goes on with, in the place of what it followed
 #[derive(Debug, clap::Args)]
@@ -221,7 +229,7 @@ pub(crate) struct PromoteArgs {
     /// The directory that it follows, if that lies elsewhere now [default: where it was]
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
-    /// Also while a journal writes the source, or when that cannot be read or marked as superseded
+    /// Also while a journal writes the source, or when that is no primary or cannot be read or marked as superseded
     #[arg(long)]
     force: bool,
     /// Print the report as JSON
