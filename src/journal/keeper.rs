@@ -35,7 +35,7 @@ use super::JournalError;
 use super::disk::{Disk, Local};
 use super::format::{HEARD_HELLO, Head, Origin, Point, Spilled, VOID};
 use super::kept;
-use super::retention::{Retention, prune_some};
+use super::retention::{Pruner, Retention, prune_some};
 use super::seat::OnJournalPage;
 use super::segment::Cut;
 use super::world::World;
@@ -160,8 +160,9 @@ impl JournalOptions {
         self
     }
 
-    /// What is pruned, a few segments at a time, each time a segment is full; default nothing. What fails there is in the
-    /// region's error log, and stops nothing.
+    /// Which segments are pruned, a few at a time, each time one is full; default none. Snapshots are not removed: those
+    /// beyond the ones that are kept hold no segment any more, and go with [`prune`](super::prune) or
+    /// [`Snapshots::remove`](super::Snapshots::remove). What fails there is in the region's error log, and stops nothing.
     pub fn retention(mut self, retention: Retention) -> Self {
         self.retention = Some(retention);
         self
@@ -299,7 +300,7 @@ pub struct Journal {
     sync: SyncPolicy,
     on_failure: OnFailure,
     /// What is pruned, and what last went wrong with that.
-    pruning: Option<(Retention, String)>,
+    pruning: Option<(Pruner, String)>,
     waiting: Option<Waiting>,
     /// What goes with the position behind what is staged.
     staged_past: Past,
@@ -343,6 +344,8 @@ impl Journal {
         let name = Name::new(&options.name).map_err(AttachError::from)?;
         let origin = Origin::of(region.identity());
         let shelf = Shelf::open(disk.clone(), dir, Some(origin), LINGER.min(options.timeout))?;
+        // Before anybody waits for it.
+        let pruner = options.retention.map(|retention| Pruner::new(&disk, dir, retention));
         region.make_writable("a journal", &[Part::Bells, Part::Channel])?;
         region.enter_all();
         region.enter(&[Part::Channel], []);
@@ -397,7 +400,7 @@ impl Journal {
             writer,
             sync: options.sync,
             on_failure: options.on_failure,
-            pruning: options.retention.map(|retention| (retention, String::new())),
+            pruning: pruner.map(|pruner| (pruner, String::new())),
             waiting: None,
             released,
             durable: Seq::default(),
@@ -495,11 +498,11 @@ impl Journal {
         Ok(())
     }
 
-    /// Removes what does not have to be kept. What fails is said once as long as it is the same.
+    /// Removes segments that do not have to be kept. What fails is said once as long as it is the same.
     fn prune(&mut self) {
-        let Some((retention, said)) = &mut self.pruning else { return };
+        let Some((pruner, said)) = &mut self.pruning else { return };
         let (disk, dir) = self.writer.shelf();
-        let error = prune_some(disk, dir, retention).err().map(|error| format!("cannot prune: {error}"));
+        let error = prune_some(disk, dir, pruner).err().map(|error| format!("cannot prune: {error}"));
         let text = error.unwrap_or_default();
         if !text.is_empty() && *said != text {
             let (region, name) = (&self.gate.region, self.gate.name.as_str());

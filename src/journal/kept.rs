@@ -17,7 +17,8 @@ use super::error::{Damage, ReplayError};
 use super::format::{Bad, HEADER_BYTES, Header, Reader};
 use super::segment::{self, SUFFIX, path_of};
 
-/// How long somebody else who changes what is kept is waited for: each does for the time of a few syncs.
+/// How long somebody else who changes what is kept is waited for: each does for the time of a few syncs, and takes apart what
+/// it removed when it has let go.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How often something is looked at again that was pruned while it was looked at.
 pub(super) const LOOKS: usize = 1_000;

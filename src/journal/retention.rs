@@ -11,6 +11,11 @@
 //! the segment that follows, the snapshot that takes the place of an older one, the bookmark that has gone on. So a loss of
 //! power never leaves an older bookmark or no snapshot beside a journal that was pruned by the newer one.
 //!
+//! **Who writes the journal removes segments, and nothing else**, a few at a time, for the order waits meanwhile: what its
+//! [`Pruner`] goes by are names, bookmarks and the manifests of the snapshots that are to be kept, never their files. What is
+//! the matter with those that were there when it began it has looked at then, before it held anybody up; those that came
+//! later were looked at by who stored them. Old snapshots and leftovers wait for [`prune`], or who stores the next one.
+//!
 //! The last segment stays, whatever it has: it is where the journal goes on, and what a region is restored from.
 
 use std::fmt;
@@ -27,7 +32,7 @@ use super::error::ReplayError;
 use super::kept::{self, PATIENCE};
 use super::replay::Replay;
 use super::segment::{self, SUFFIX, path_of};
-use super::snapshots::{SnapshotError, Snapshots};
+use super::snapshots::{self, SnapshotError, Snapshots, Unnamed};
 use crate::crash_point;
 use crate::name::Name;
 
@@ -192,11 +197,33 @@ pub fn would_prune(dir: impl AsRef<Path>, retention: &Retention) -> Result<Prune
 /// How many segments at most go in one go of who writes the journal: the order waits meanwhile.
 const SOME: usize = 4;
 
-/// As [`prune`], waiting for nobody, and not for long.
-pub(super) fn prune_some(disk: &Arc<dyn Disk>, dir: &Path, retention: &Retention) -> Result<(), PruneError> {
-    match (Pruning { most: SOME, ..Pruning::of(disk.clone(), dir, retention) }).run() {
+/// What a journal that prunes by itself goes by.
+#[derive(Debug)]
+pub(super) struct Pruner {
+    retention: Retention,
+    /// Snapshots that were there when it began and that nobody can join from, as far as is known: they do not count.
+    suspects: Vec<Seq>,
+}
+
+impl Pruner {
+    /// Looks at all snapshots that are there; that can take a while.
+    pub(super) fn new(disk: &Arc<dyn Disk>, dir: &Path, retention: Retention) -> Pruner {
+        let names = segment::list_of(&**disk, dir, snapshots::SUFFIX).unwrap_or_default();
+        let all = Retention { keep_snapshots: usize::MAX, ..retention };
+        let looked = Snapshots::open_on(disk.clone(), dir).map_err(PruneError::from);
+        let looked = looked.and_then(|snapshots| Pruning::of(disk.clone(), dir, &all).look(&snapshots));
+        let sound = looked.map(|looked| looked.kept).unwrap_or_default();
+        let suspects = names.into_iter().filter(|seq| !sound.contains(seq)).collect();
+        Pruner { retention, suspects }
+    }
+}
+
+/// Removes some segments, waiting for nobody, and not for long.
+pub(super) fn prune_some(disk: &Arc<dyn Disk>, dir: &Path, pruner: &Pruner) -> Result<(), PruneError> {
+    let pruning = Pruning { most: SOME, ..Pruning::of(disk.clone(), dir, &pruner.retention) };
+    match pruning.run_some(&pruner.suspects) {
         Err(PruneError::Busy { .. }) => Ok(()),
-        other => other.map(|_| ()),
+        other => other,
     }
 }
 
@@ -215,7 +242,10 @@ pub(super) struct Pruning<'r> {
 }
 
 /// What is known of snapshots.
+#[derive(Default)]
 struct Looked {
+    /// Those that can be joined from and stay.
+    kept: Vec<Seq>,
     /// Those that need nothing of what is there.
     idle: Vec<Seq>,
     /// Those that are to go, oldest first.
@@ -259,6 +289,54 @@ impl<'r> Pruning<'r> {
         Ok(pruned)
     }
 
+    /// Removes segments alone, and looks at no snapshot's files.
+    fn run_some(&self, suspects: &[Seq]) -> Result<(), PruneError> {
+        #[cfg(feature = "crash-points")]
+        crate::crash::arm();
+        let (disk, dir) = (&*self.disk, &*self.dir);
+        let firsts = segment::list(disk, dir).map_err(|source| kept::io_error(dir, "look into", source))?;
+        let sizes = match self.retention.keep_bytes {
+            Some(_) => firsts.iter().map(|&first| self.bytes(first)).collect::<Result<Vec<_>, _>>()?,
+            None => Vec::new(),
+        };
+        let goes = self.beyond(&firsts, &sizes)?;
+        if goes > 0 {
+            let snapshots = Snapshots::open_on(self.disk.clone(), dir)?;
+            let _lock = self.hold()?;
+            let looked = self.look_at_manifests(&snapshots, suspects, firsts[0])?;
+            let need = self.first_need(&snapshots, &looked)?.map(|(seq, _)| seq);
+            for at in (0..goes).take_while(|at| need.is_none_or(|seq| seq >= firsts[at + 1])) {
+                self.remove(&path_of(dir, firsts[at], SUFFIX))?;
+            }
+        }
+        // Also what was removed before by one that failed then.
+        self.sync()?;
+        crash_point!("prune.done");
+        Ok(())
+    }
+
+    /// Which snapshots need nothing, as far as their names and what they say of themselves go. In doubt one is needed, and
+    /// counts for none.
+    fn look_at_manifests(
+        &self,
+        snapshots: &Snapshots,
+        suspects: &[Seq],
+        first: Seq,
+    ) -> Result<Looked, PruneError> {
+        let (mut looked, mut left) = (Looked::default(), self.retention.keep_snapshots.max(1));
+        for seq in snapshots.list()?.into_iter().rev() {
+            if left == 0 {
+                looked.old.push(seq);
+            } else if seq < first {
+                looked.idle.push(seq);
+            } else if !suspects.contains(&seq) && snapshots.has_manifest(seq)? {
+                looked.kept.push(seq);
+                left -= 1;
+            }
+        }
+        Ok(looked)
+    }
+
     /// Keeps others from changing what has to stay; who only looks keeps nobody.
     fn hold(&self) -> Result<Option<Guard>, PruneError> {
         if self.is_dry {
@@ -275,19 +353,27 @@ impl<'r> Pruning<'r> {
     }
 
     fn remove_snapshots(&self, snapshots: &Snapshots) -> Result<Looked, PruneError> {
-        let _lock = self.hold()?;
+        let lock = self.hold()?;
         let looked = self.look(snapshots)?;
         if !self.is_dry && !looked.old.is_empty() {
             self.sync()?;
             crash_point!("prune.snapshots");
-            looked.old.iter().try_for_each(|&seq| snapshots.remove_held(seq))?;
+            let mut unnamed = Vec::new();
+            let renamed = looked.old.iter().try_for_each(|&seq| {
+                unnamed.push(snapshots.unname(seq)?);
+                Ok::<_, SnapshotError>(())
+            });
+            // Taking them apart takes as long as they have files, and nobody has to wait for that.
+            drop(lock);
+            unnamed.into_iter().try_for_each(Unnamed::remove)?;
+            renamed?;
         }
         Ok(looked)
     }
 
     /// Which snapshots there are, newest first: those that can be joined from are counted.
     fn look(&self, snapshots: &Snapshots) -> Result<Looked, PruneError> {
-        let mut looked = Looked { idle: Vec::new(), old: Vec::new(), odd: Vec::new() };
+        let mut looked = Looked::default();
         let seqs = snapshots.list()?;
         if seqs.is_empty() {
             return Ok(looked);
@@ -312,7 +398,10 @@ impl<'r> Pruning<'r> {
                 snapshot.is_of(replay.digest())
             };
             match fits {
-                Ok(()) if left > 0 => left -= 1,
+                Ok(()) if left > 0 => {
+                    looked.kept.push(seq);
+                    left -= 1;
+                }
                 Ok(()) => looked.old.push(seq),
                 Err(error) => {
                     looked.idle.push(seq);
@@ -385,7 +474,7 @@ impl<'r> Pruning<'r> {
 
     /// How many segments, from the first on, are beyond what is to be kept. The last one never is.
     fn beyond(&self, firsts: &[Seq], sizes: &[u64]) -> Result<usize, PruneError> {
-        let (mut goes, most) = (0, firsts.len().saturating_sub(1));
+        let (mut goes, most) = (0, firsts.len().saturating_sub(1).min(self.most));
         if let Some(bytes) = self.retention.keep_bytes {
             let mut left: u64 = sizes.iter().sum();
             while goes < most && left > bytes {

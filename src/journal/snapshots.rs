@@ -444,14 +444,17 @@ impl Snapshots {
     pub fn remove(&self, seq: Seq) -> Result<(), SnapshotError> {
         // Who prunes goes by what is there.
         let lock = kept::hold_retention(&*self.disk, &self.dir, PATIENCE)?;
-        let _lock = lock.ok_or_else(|| SnapshotError::Busy { dir: self.dir.clone() })?;
-        self.remove_held(seq)
+        let lock = lock.ok_or_else(|| SnapshotError::Busy { dir: self.dir.clone() })?;
+        let unnamed = self.unname(seq)?;
+        drop(lock);
+        unnamed.remove()
     }
 
-    /// As [`remove`](Self::remove), for who has the lock.
-    pub(super) fn remove_held(&self, seq: Seq) -> Result<(), SnapshotError> {
+    /// Takes its name from one, for good, for who has the lock: it is no snapshot then, and is to be taken apart when the
+    /// lock is let go.
+    pub(super) fn unname(&self, seq: Seq) -> Result<Unnamed, SnapshotError> {
         let (disk, dir, path) = (&*self.disk, &self.dir, self.path_of(seq));
-        let (new, _lock) = kept::unfinished(disk, dir, seq)?;
+        let (new, lock) = kept::unfinished(disk, dir, seq)?;
         match disk.rename(&path, &new) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(SnapshotError::NotThere { dir: dir.clone(), seq });
@@ -462,9 +465,16 @@ impl Snapshots {
         // Or its name could come back without what it had.
         disk.sync_dir(dir).map_err(io_error(dir, "sync directory"))?;
         crash_point!("store.gone");
-        kept::remove_all(disk, &new).map_err(io_error(&new, "remove"))?;
-        crash_point!("store.removed");
-        Ok(())
+        Ok(Unnamed { disk: self.disk.clone(), path: new, _lock: lock })
+    }
+
+    /// Whether what the one of an index says of itself is whole, and of this region; nothing else of it is looked at.
+    pub(super) fn has_manifest(&self, seq: Seq) -> Result<bool, SnapshotError> {
+        match self.manifest(seq, &self.path_of(seq)) {
+            Ok(manifest) => Ok(manifest.uuid == self.uuid),
+            Err(SnapshotError::Damaged(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Whose journal it is.
@@ -537,6 +547,24 @@ fn tail(
         return Err(SnapshotError::OtherHistory { path: path.into(), seq, found: digest, expected });
     }
     Ok(replay)
+}
+
+/// What was a snapshot. Whoever stores the next one, or prunes, removes it if this one does not.
+#[must_use]
+pub(super) struct Unnamed {
+    disk: Arc<dyn Disk>,
+    path: PathBuf,
+    /// Somebody is at it.
+    _lock: Guard,
+}
+
+impl Unnamed {
+    /// Removes all that it has.
+    pub(super) fn remove(self) -> Result<(), SnapshotError> {
+        kept::remove_all(&*self.disk, &self.path).map_err(io_error(&self.path, "remove"))?;
+        crash_point!("store.removed");
+        Ok(())
+    }
 }
 
 /// A snapshot that is being made. Dropped without [`commit`](Self::commit) it is gone.

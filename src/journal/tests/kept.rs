@@ -13,7 +13,7 @@ use crate::Digest;
 use crate::journal::bookmark::{self, Bookmark, BookmarkError};
 use crate::journal::disk::{DiskFile, Guard, LockOf, Node, View};
 use crate::journal::format::{HEADER_BYTES, Header};
-use crate::journal::retention::{Holder, PruneError, Pruned, Pruning, Retention};
+use crate::journal::retention::{Holder, PruneError, Pruned, Pruner, Pruning, Retention, prune_some};
 use crate::journal::snapshots::{Snapshot, SnapshotError, SnapshotWriter, Snapshots};
 use crate::journal::{ReplayError, kept};
 
@@ -442,6 +442,13 @@ struct Racing {
     meanwhile: fn(&MemoryDisk),
 }
 
+impl Racing {
+    /// Whether anybody can change what has to stay.
+    fn is_free(&self) -> bool {
+        self.inner.lock_at(dir(), LockOf::Retention).unwrap().is_some()
+    }
+}
+
 impl Disk for Racing {
     fn make_dir(&self, dir: &Path) -> io::Result<()> {
         self.inner.make_dir(dir)
@@ -468,9 +475,11 @@ impl Disk for Racing {
         self.inner.rename(from, to)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
+        assert!(path.parent() == Some(dir()) || self.is_free(), "nobody waits for {}", path.display());
         self.inner.remove(path)
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
+        assert!(self.is_free(), "nobody waits for {}", path.display());
         self.inner.remove_dir(path)
     }
     fn sync_file(&self, path: &Path) -> io::Result<()> {
@@ -533,15 +542,16 @@ fn a_reader_beside_a_prune_is_told_what_is_first_now() {
 #[test]
 fn who_prunes_waits_for_others() {
     let disk = journal(120);
+    let pruner = Pruner::new(&on(&disk), dir(), all());
     let lock = disk.lock_at(dir(), LockOf::Retention).unwrap();
     let error = prune(&disk, all()).unwrap_err();
     assert!(matches!(error, PruneError::Busy { .. }), "{error}");
-    crate::journal::retention::prune_some(&on(&disk), dir(), &all()).unwrap();
+    prune_some(&on(&disk), dir(), &pruner).unwrap();
     assert_eq!(first(&disk), seq(0));
     // Looking needs no lock.
     assert!(!would_prune(&disk, all()).unwrap().segments.is_empty());
     drop(lock);
-    crate::journal::retention::prune_some(&on(&disk), dir(), &all()).unwrap();
+    prune_some(&on(&disk), dir(), &pruner).unwrap();
     assert!(first(&disk) > seq(0));
 }
 
@@ -951,4 +961,83 @@ fn a_journal_prunes_when_a_segment_is_full() {
     assert!(disk.segments().len() <= 3, "{:?}", disk.segments());
     drop(journal);
     assert!(audit(&disk).is_sound());
+}
+
+/// A disk with snapshots of so many files at 120 and 180, a journal that is far beyond them, and a leftover.
+fn with_snapshots(files: usize) -> (MemoryDisk, PathBuf) {
+    let disk = journal(300);
+    for at in [seq(120), seq(180)] {
+        let writer = snapshots(&disk).begin(at, digest(at)).unwrap();
+        for n in 0..files {
+            disk.create(&writer.dir().join(n.to_string())).unwrap();
+        }
+        writer.commit().unwrap();
+    }
+    let leftover = dir().join(format!("{FIRST:020}-00000007.part"));
+    disk.make_new_dir(&leftover).unwrap();
+    (disk, leftover)
+}
+
+/// Who writes the journal looks at no snapshot's files and removes none, and only some segments at a time; and beyond the
+/// snapshots that are kept none holds a segment.
+#[test]
+fn a_journal_that_prunes_does_little_at_a_time() {
+    let calls = [1, 40].map(|files| {
+        let (disk, leftover) = with_snapshots(files);
+        let pruner = Pruner::new(&on(&disk), dir(), all().keep_snapshots(1));
+        let mut calls = Vec::new();
+        loop {
+            let (before, called) = (disk.segments().len(), disk.state().calls);
+            prune_some(&on(&disk), dir(), &pruner).unwrap();
+            calls.push(disk.state().calls - called);
+            match before - disk.segments().len() {
+                0 => break,
+                gone => assert!(gone <= 4, "{gone} at once"),
+            }
+        }
+        let first = first(&disk);
+        assert!(calls.len() > 2 && first > seq(120) && first <= seq(180), "{calls:?}, from {first} on");
+        assert_eq!(snapshots(&disk).list().unwrap(), [seq(120), seq(180)]);
+        assert!(disk.node(&leftover).is_ok());
+        // Who is asked to prune removes what is left.
+        let pruned = prune(&disk, all().keep_snapshots(1)).unwrap();
+        assert!(pruned.leftovers == [leftover] && pruned.odd.len() == 1, "{pruned:?}");
+        calls
+    });
+    assert_eq!(calls[0], calls[1], "however many files a snapshot has");
+}
+
+/// A snapshot that nobody can join from takes no other's place: neither one of another history nor one that lacks something.
+#[test]
+fn a_journal_that_prunes_counts_no_snapshot_that_is_of_no_use() {
+    let (disk, _) = with_snapshots(1);
+    disk.remove(&dir().join(format!("{:020}.snap/files/0", seq(180).get()))).unwrap();
+    let pruner = Pruner::new(&on(&disk), dir(), all().keep_snapshots(1));
+    let prune = || {
+        for _ in 0..20 {
+            prune_some(&on(&disk), dir(), &pruner).unwrap();
+        }
+        first(&disk)
+    };
+    assert!(prune() <= seq(120), "{}", first(&disk));
+    // One that comes later counts.
+    store(&disk, seq(220)).unwrap();
+    assert!(prune() > seq(180) && first(&disk) <= seq(220), "{}", first(&disk));
+    // Or says nothing of itself.
+    store(&disk, seq(280)).unwrap();
+    disk.remove(&dir().join(format!("{:020}.snap/manifest", seq(280).get()))).unwrap();
+    assert!(prune() <= seq(220), "{}", first(&disk));
+}
+
+/// Nobody waits for who takes a snapshot apart.
+#[test]
+fn a_snapshot_is_taken_apart_when_the_lock_is_let_go() {
+    let (disk, _) = with_snapshots(3);
+    let racing: Arc<dyn Disk> =
+        Arc::new(Racing { inner: disk.clone(), left: Mutex::new(0), meanwhile: |_| {} });
+    let pruned = Pruning::of(racing.clone(), dir(), &Retention::new().keep_snapshots(1)).run().unwrap();
+    assert_eq!(pruned.snapshots, [seq(120)]);
+    Snapshots::open_on(racing, dir()).unwrap().remove(seq(180)).unwrap();
+    assert!(snapshots(&disk).list().unwrap().is_empty());
+    assert!(!disk.list(dir()).unwrap().iter().any(|name| name.to_str().unwrap().ends_with(".part")));
 }

@@ -34,8 +34,8 @@ Examples:
 It prints one line once it writes. It gates: what it has not written stays in the region. When it ends, however it ends,
 its gate stays, and the order waits for the next `journal` of that name, which goes on where this one was; without one,
 `sequence --without-journal` lets the order go on, and --go-on never has it wait. SIGTERM or SIGINT makes it write what is
-there, seal the segment, and end. With a --keep it prunes, as `journal prune` does, each time that a
-segment is full, a few at a time; what fails there is in the region's error log.
+there, seal the segment, and end. With a --keep it prunes segments, each time that one is full, a
+few at a time; what fails there is in the region's error log. Snapshots stay until `journal prune` removes them.
 
 Exit code: 0 ended by a signal or with the order, 2 could not go on. Of `verify`: 0 when all of it is whole,
 snapshots and bookmarks as well, 1 when something is not, 2 when it could not be looked at.";
@@ -95,7 +95,7 @@ struct WriteArgs {
     /// Prune: keep segments that ended at most so long ago [seconds; m, h and d are taken]
     #[arg(long, value_name = "TIME", value_parser = span)]
     keep_for: Option<Duration>,
-    /// Prune: keep so many snapshots, the newest; at least 1 [default: 2]
+    /// Prune: keep what follows so many snapshots, the newest; at least 1 [default: 2]
     #[arg(long, value_name = "N")]
     keep_snapshots: Option<usize>,
     /// Wait so long for the region to be there and served: it may be being restored
