@@ -211,9 +211,9 @@ impl Region {
         }
     }
 
-    /// Whether an index is known to be durable, or known not to become it.
+    /// Whether an index is known to be durable. That it will not become it, nobody is woken for.
     pub(crate) fn is_durable(&self, seq: Seq) -> bool {
-        self.durable_cursors(seq).map_or(true, |cursors| cursors.durable > seq)
+        self.durable_cursors(seq).is_ok_and(|cursors| cursors.durable > seq)
     }
 
     /// Why it is not, past the deadline.
