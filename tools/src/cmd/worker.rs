@@ -49,8 +49,8 @@ Examples:
 It gates: while it is attached and does not read, the order waits for it. To watch without that, use `tail`. With --journal
 it prints what came before first, and nobody waits for that; it joins when little is left. With --resume it also goes on
 where the one of that name before it was, however that ended: nothing is missing then, and after a kill some of what had
-been printed comes again, with an off journal more. What it prints may not be on the disk yet: after a loss of power the
-order goes on without that, and it is in --out all the same.
+been printed comes again. What it prints may not be in the journal for good yet: after a loss of power the order may go on
+without that, and it is in --out all the same.
 SIGTERM or SIGINT makes it leave.";
 
 /// Join as a worker, print each command and a line end.
