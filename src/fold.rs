@@ -298,29 +298,46 @@ impl Fold {
         map: &Map,
         alarm: Alarm,
         most: u64,
-        each: impl FnMut(Command<'_>),
+        mut each: impl FnMut(Command<'_>),
+    ) -> Option<u32> {
+        self.walk_entries::<{ usize::MAX }>(map, alarm, most, |_, command| each(command))
+    }
+
+    /// As [`walk`](Self::walk), as far as no payload is longer than `LONGEST`; with what their cells say.
+    #[inline]
+    pub(crate) fn walk_entries<const LONGEST: usize>(
+        &mut self,
+        map: &Map,
+        alarm: Alarm,
+        most: u64,
+        each: impl FnMut(&Entry, Command<'_>),
     ) -> Option<u32> {
         let Ok(step) = self.follower.peek(&map.order()) else { return Some(0) };
         let step = step?;
         // Asked once a walk, not for every command: a lane has one owner.
-        match (self.heard.get(usize::from(step.lane)), self.folds) {
-            (Some(Heard::Always), true) => Some(self.walk_as::<true, false>(map, step, alarm, most, each)),
-            (Some(Heard::Always), false) => Some(self.walk_as::<false, false>(map, step, alarm, most, each)),
-            (Some(Heard::Current), true) => Some(self.walk_as::<true, true>(map, step, alarm, most, each)),
-            (Some(Heard::Current), false) => Some(self.walk_as::<false, true>(map, step, alarm, most, each)),
-            _ => Some(0),
-        }
+        let heard = self.heard.get(usize::from(step.lane));
+        Some(match (heard, self.folds) {
+            (Some(Heard::Always), true) => self.walk_as::<true, false, LONGEST>(map, step, alarm, most, each),
+            (Some(Heard::Always), false) => {
+                self.walk_as::<false, false, LONGEST>(map, step, alarm, most, each)
+            }
+            (Some(Heard::Current), true) => self.walk_as::<true, true, LONGEST>(map, step, alarm, most, each),
+            (Some(Heard::Current), false) => {
+                self.walk_as::<false, true, LONGEST>(map, step, alarm, most, each)
+            }
+            _ => 0,
+        })
     }
 
     /// With `TELLS` the lane may have commands that tell something of its controller.
     #[inline]
-    fn walk_as<const FOLD: bool, const TELLS: bool>(
+    fn walk_as<const FOLD: bool, const TELLS: bool, const LONGEST: usize>(
         &mut self,
         map: &Map,
         Step { seq, lane, cell }: Step,
         alarm: Alarm,
         most: u64,
-        mut each: impl FnMut(Command<'_>),
+        mut each: impl FnMut(&Entry, Command<'_>),
     ) -> u32 {
         let Some(owner) = self.owners.get(usize::from(lane)).copied() else { return 0 };
         let lane = map.lane(lane);
@@ -334,7 +351,7 @@ impl Fold {
                 // This may be a child that was forked by who was handed the one before, or the bytes may be gone.
                 break;
             }
-            if TELLS && entry.kind >= RESERVED {
+            if TELLS && entry.kind >= RESERVED || payload.len() > LONGEST {
                 break;
             }
             let command = Command {
@@ -352,7 +369,7 @@ impl Fold {
                 place = place.next();
             }
             walk.done += 1;
-            each(command);
+            each(&entry, command);
         }
         walk.done
     }

@@ -285,12 +285,14 @@ impl Head {
     }
 
     /// Adds the record's bytes before its payload, the checksum as a zero.
+    #[inline]
     pub(super) fn encode(&self, to: &mut Vec<u8>) {
-        let mut word = |word: u64| to.extend_from_slice(&word.to_le_bytes());
-        word(u64::from(RECORD | u32::from(self.flags) << FLAGS_SHIFT) << 32);
-        let head = [self.seq.get(), self.producer, self.index, self.shape, self.payload];
-        let spilled = self.spilled.map(|Spilled { len, digest }| [len, digest]);
-        head.into_iter().chain(spilled.into_iter().flatten()).for_each(word);
+        let tag = u64::from(RECORD | u32::from(self.flags) << FLAGS_SHIFT) << 32;
+        let head = [tag, self.seq.get(), self.producer, self.index, self.shape, self.payload];
+        to.extend_from_slice(head.map(u64::to_le_bytes).as_flattened());
+        if let Some(Spilled { len, digest }) = self.spilled {
+            to.extend_from_slice([len, digest].map(u64::to_le_bytes).as_flattened());
+        }
     }
 
     /// The head in these bytes, if all of it is there.

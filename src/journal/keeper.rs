@@ -32,6 +32,7 @@ use seriatim_ring::sync::Ordering;
 use seriatim_ring::wake::{FOR_ROOM, FOR_WORK, made_true};
 
 use super::JournalError;
+use super::batch::{COPIED, Lent, Payload};
 use super::disk::{Disk, Local};
 use super::format::{HEARD_HELLO, Head, Origin, Point, Spilled, VOID};
 use super::kept;
@@ -39,7 +40,7 @@ use super::retention::{Pruner, Retention, prune_some};
 use super::seat::OnJournalPage;
 use super::segment::Cut;
 use super::world::World;
-use super::writer::{COPIED, Lent, Payload, Shelf, Writer};
+use super::writer::{Shelf, Writer};
 use crate::attach::{Seat, take_seat};
 use crate::crash_point;
 use crate::error::AttachError;
@@ -570,10 +571,19 @@ impl Journal {
 
     /// Takes what is there; whether the segment has no room for what comes next.
     fn stage(&mut self) -> Result<bool, JournalError> {
-        let Journal { gate, fold, writer, waiting, staged_past, is_closed, .. } = self;
+        let Journal { gate, alarm, fold, writer, waiting, staged_past, is_closed, .. } = self;
         let map = gate.region.map();
         while writer.has_room() {
             if waiting.is_none() {
+                // Nearly all of them.
+                match stage_plain(fold, map, *alarm, writer) {
+                    None => break,
+                    Some(0) => {}
+                    Some(_) => {
+                        *staged_past = fold.past();
+                        continue;
+                    }
+                }
                 let Some(met) = fold.step(map)? else { break };
                 if met.lane == OWN_LANE {
                     note_end(is_closed, &met);
@@ -776,6 +786,25 @@ fn go_to(fold: &mut Fold, map: &Map, dir: &Path, end: &Point) -> Result<Point, J
         expected: fold.digest(),
     };
     is_same.then_some(*end).ok_or_else(other)
+}
+
+/// Takes short commands of one producer, as far as they simply follow one another; how many, or `None` if nothing is
+/// published. What else ends that is for a step to meet.
+#[inline]
+fn stage_plain(fold: &mut Fold, map: &Map, alarm: Alarm, writer: &mut Writer) -> Option<u32> {
+    let most = writer.fit_surely();
+    fold.walk_entries::<COPIED>(map, alarm, most, |entry, command| {
+        let head = Head {
+            seq: command.seq,
+            flags: 0,
+            producer: command.producer,
+            index: command.index,
+            shape: entry.shape(),
+            payload: entry.digest,
+            spilled: None,
+        };
+        writer.stage(&head, Payload::Here(command.payload));
+    })
 }
 
 fn note_end(is_closed: &mut bool, met: &Met) {

@@ -16,6 +16,7 @@
 //!
 #![doc = include_str!("FORMAT.md")]
 
+mod batch;
 mod bookmark;
 mod catch_up;
 mod disk;

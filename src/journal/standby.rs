@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use seriatim_ring::Seq;
 
 use super::JournalError;
+use super::batch::Payload;
 use super::disk::{Disk, Local};
 use super::duty::{Duties, Duty};
 use super::error::ReplayError;
@@ -40,7 +41,7 @@ use super::keeper::{LINGER, SyncPolicy};
 use super::replay::{Record, Replay};
 use super::segment::{self, Cut, Segment};
 use super::world::{SeatOf, World};
-use super::writer::{Payload, Shelf, Writer, lock};
+use super::writer::{Shelf, Writer, lock};
 use crate::Digest;
 use crate::crash_point;
 use crate::fork;

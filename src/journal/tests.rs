@@ -10,6 +10,7 @@ mod reading;
 mod restore;
 mod standby;
 mod whole;
+mod writing;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,12 +20,13 @@ use seriatim_ring::Seq;
 use seriatim_ring::digest::START;
 use seriatim_ring::lane::SPILLED;
 
+use super::batch::Payload;
 use super::disk::Disk;
 use super::format::{Head, Origin, Point, Spilled};
 use super::replay::Replay;
 use super::verify::verify_on;
 use super::world::{LaneOf, World};
-use super::writer::{Payload, Shelf, Writer};
+use super::writer::{Shelf, Writer};
 use super::{Audit, JournalError};
 use crate::config::{DigestOf, WithoutWorkers};
 use crate::payload::payload_digest;

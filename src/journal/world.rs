@@ -196,20 +196,23 @@ impl World {
                 self.apply(&own);
             }
         }
-        let lane = self.lane_of(head.producer);
-        let lane = lane.and_then(|lane| self.lanes.get_mut(lane));
-        let Some(lane) = lane else {
-            return Err(Bad {
-                field: "number of a producer that has no lane",
-                found: head.producer,
-                expected: 0,
-            });
-        };
-        let expected = std::mem::replace(&mut lane.next, head.index.wrapping_add(1));
-        if head.kind() == HELLO && lane.role == ProducerRole::Controller.code() && payload.len() >= 8 {
+        if head.kind() == HELLO && payload.len() >= 8 && self.is_controller(head.producer) {
             self.claimed = self.claimed.max(Reader(payload).word(0));
         }
-        Bad::unless_same("per-producer index", head.index, expected)
+        self.pass_many(head.producer, head.index, 1)
+    }
+
+    /// Goes past so many records of one producer, from an index on, of which none is [read](Self::reads).
+    pub(super) fn pass_many(&mut self, producer: u64, index: u64, count: u64) -> Result<(), Bad> {
+        let lane = self.lane_of(producer).and_then(|lane| self.lanes.get_mut(lane));
+        let none = Bad { field: "number of a producer that has no lane", found: producer, expected: 0 };
+        let expected = std::mem::replace(&mut lane.ok_or(none)?.next, index.wrapping_add(count));
+        Bad::unless_same("per-producer index", index, expected)
+    }
+
+    fn is_controller(&mut self, producer: u64) -> bool {
+        let lane = self.lane_of(producer).and_then(|lane| self.lanes.get(lane));
+        lane.is_some_and(|lane| lane.role == ProducerRole::Controller.code())
     }
 
     fn lane_of(&mut self, number: u64) -> Option<usize> {

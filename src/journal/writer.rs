@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! begin    NNN.new: reserved, header, synced ─▶ named NNN.seg ─▶ directory synced
-//! commit   records behind the last one, in one write for many; behind a sync a mark that says how far it went
+//! commit   records behind the last one, in one write for many; behind a sync a mark that says how far it went;
+//!          where small groups are synced, zeroes ahead of the next ones
 //! sync     what is written stays: it is acknowledged as durable after that, never before
 //! seal     synced; places and footer, cut to length, synced; then the next one begins
 //! mend     NNN.new: the records that had been written, read back and checked, with places and footer, synced
@@ -20,80 +21,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::JournalError;
+use super::batch::{Batch, COPIED, Payload};
 use super::disk::{Disk, DiskFile};
 use super::duty::Duty;
 use super::error::ReplayError;
 use super::format::{
-    ALIGN, FOOTER_BYTES, Footer, Head, Header, MARK_BYTES, Origin, PLACE_BYTES, Place, Point, STRIDE,
+    FOOTER_BYTES, Footer, Head, Header, LONGEST_HEAD, MARK_BYTES, Origin, PLACE_BYTES, Place, Point, STRIDE,
     encode_mark,
 };
 use super::segment::{self, Cut, NEW_SUFFIX, SUFFIX, Segment, path_of};
 use super::world::{SeatOf, World};
 use crate::crash_point;
-use crate::fold::Corrupt;
-use crate::payload;
 use crate::region::layout::PAGE;
-use crate::region::map::{Map, WordMap, WordsAt};
+use crate::region::map::Map;
 
-/// Payloads up to this are copied beside their heads: a piece of its own costs the kernel as much as copying so many bytes.
-pub(super) const COPIED: usize = 1 << 10;
-/// What is written at once, about; the last record may be longer.
-const BATCH_BYTES: u64 = 1 << 20;
-/// And how many records.
-const BATCH_RECORDS: usize = 4096;
 /// How much is written before the system is told to begin with it.
 const PUSHED: u64 = if cfg!(test) { PAGE } else { 4 << 20 };
-const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
-
-/// Where the bytes of a payload are until they are written.
-#[derive(Clone, Debug)]
-pub(super) enum Payload<'a> {
-    /// Here: they are copied.
-    Here(&'a [u8]),
-    /// Elsewhere.
-    Lent(Lent),
-}
-
-/// Where bytes lie that are written straight from there.
-#[derive(Clone, Debug)]
-pub(super) enum Lent {
-    /// In a region's mapping, where a gate keeps them.
-    Words(WordsAt),
-    /// In a mapping of their own, kept until they are written, of a region's file, where a gate keeps them.
-    Mapped(Arc<WordMap>),
-}
-
-impl Lent {
-    fn bytes<'a>(&'a self, map: Option<&'a Map>, len: usize) -> &'a [u8] {
-        match self {
-            Lent::Words(at) => map.map_or(&[][..], |map| payload::read(map.words(*at), len)),
-            Lent::Mapped(words) => payload::read(words.words(), len),
-        }
-    }
-}
-
-/// A record that is to be written.
-#[derive(Debug)]
-struct Staged {
-    /// The point at which it stands.
-    at: Point,
-    /// Where its head is in the arena, followed by its payload and its padding if they are copied.
-    head: usize,
-    what: Head,
-    lent: Option<Lent>,
-}
-
-impl Staged {
-    /// Where its payload is in the arena, or would be.
-    fn payload(&self) -> usize {
-        self.head + self.what.head_bytes()
-    }
-
-    /// Its bytes that are not in the arena.
-    fn lent<'a>(&'a self, map: Option<&'a Map>) -> Option<&'a [u8]> {
-        self.lent.as_ref().map(|lent| lent.bytes(map, self.what.len() as usize))
-    }
-}
+/// How far ahead of its records a segment is written with zeroes, where each write is synced. What is reserved and was never
+/// written is noted as such by the file system, and to note otherwise costs each sync two writes more.
+const PREPARED: u64 = if cfg!(test) { 2 * PAGE } else { 512 << 10 };
+/// Who syncs so much at once waits for its bytes and not for notes.
+pub(super) const LARGE_GROUP: u64 = PREPARED / 16;
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The segment that is being written.
 #[derive(Debug)]
@@ -111,10 +60,32 @@ struct Open {
     marked: u64,
     /// How far the system has been told to put it on the disk.
     pushed: u64,
+    /// How far it has been written, if only with zeroes.
+    prepared: u64,
     /// How long the file is, and whether it became so long after it was made: that has to be synced, too.
     reserved: u64,
     has_grown: bool,
     places: Vec<Place>,
+}
+
+impl Open {
+    /// Whether a mark comes before the next record.
+    fn is_to_be_marked(&self) -> bool {
+        self.synced > self.marked
+    }
+
+    /// How far behind the beginning of the next record, or farther, a place is to be kept.
+    fn next_place(&self) -> u64 {
+        let next = self.places.last().map_or(0, |place| place.offset + STRIDE);
+        let mark = if self.is_to_be_marked() { MARK_BYTES as u64 } else { 0 };
+        next.saturating_sub(self.at + mark)
+    }
+}
+
+/// What a segment must have room for beside its records, if the last one of them begins before an offset.
+fn beside(offset: u64) -> u64 {
+    let places = (offset / STRIDE + 2) * PLACE_BYTES as u64;
+    MARK_BYTES as u64 + places + FOOTER_BYTES as u64
 }
 
 /// Writes records into the segments of a directory.
@@ -134,9 +105,7 @@ pub(super) struct Writer {
     durable: Point,
     /// What is known of the order behind what is written.
     world: World,
-    arena: Vec<u8>,
-    staged: Vec<Staged>,
-    staged_bytes: u64,
+    batch: Batch,
     /// The file system failed since the segment was begun.
     is_suspect: bool,
     /// Segments that were written anew.
@@ -284,9 +253,7 @@ impl Shelf {
             written: at,
             durable: at,
             world,
-            arena: Vec::new(),
-            staged: Vec::new(),
-            staged_bytes: 0,
+            batch: Batch::default(),
             is_suspect: false,
             mended: 0,
             syncs: 0,
@@ -399,47 +366,56 @@ impl Writer {
 
     /// Whether one more record belongs into what is written at once.
     pub(super) fn has_room(&self) -> bool {
-        self.staged.len() < BATCH_RECORDS && self.staged_bytes < BATCH_BYTES
+        self.batch.left() > 0
     }
 
     /// Whether a record fits into the segment. One that has none yet takes any, and becomes as long as it must.
     pub(super) fn fits(&self, head: &Head) -> bool {
         let Some(open) = &self.open else { return true };
-        let at = open.at + self.staged_bytes;
-        let places = (at / STRIDE + 2) * PLACE_BYTES as u64;
-        let beside = MARK_BYTES as u64 + places + FOOTER_BYTES as u64;
-        at == open.begins || at + head.bytes() + beside <= open.header.reserved
+        let at = open.at + self.batch.bytes();
+        at == open.begins || at + head.bytes() + beside(at) <= open.header.reserved
+    }
+
+    /// How many records that are copied surely fit into both, whatever their lengths.
+    pub(super) fn fit_surely(&self) -> u64 {
+        const LONGEST: u64 = (LONGEST_HEAD + COPIED) as u64;
+        let Some(open) = &self.open else { return 0 };
+        let (at, left) = (open.at + self.batch.bytes(), self.batch.left());
+        let in_segment = open.header.reserved.saturating_sub(at + beside(at + left));
+        left.div_ceil(LONGEST).min(in_segment / LONGEST).min(self.batch.records_left())
     }
 
     /// Takes a record, the next one, to be written with others.
+    #[inline(always)]
     pub(super) fn stage(&mut self, head: &Head, payload: Payload<'_>) {
         let at = self.staged_to;
         debug_assert_eq!(at.next, head.seq);
-        let place = self.arena.len();
-        head.encode(&mut self.arena);
-        let (lent, bytes) = match payload {
-            Payload::Here(bytes) => {
-                self.arena.extend_from_slice(bytes);
-                self.arena.resize(place + head.bytes() as usize, 0);
-                (None, bytes)
-            }
-            Payload::Lent(lent) => (Some(lent), &[][..]),
-        };
-        self.staged.push(Staged { at, head: place, what: *head, lent });
-        self.staged_bytes += head.bytes();
+        if self.batch.is_empty() {
+            self.begin_batch();
+        }
+        let bytes = if let Payload::Here(bytes) = payload { bytes } else { &[][..] };
         self.staged_to = at.after(head, bytes, self.origin.digest_of);
+        self.batch.add(&at, head, payload);
+    }
+
+    /// Says to the batch where it will lie.
+    #[cold]
+    fn begin_batch(&mut self) {
+        // Without a segment there will be another one, and what is staged by then is sealed anew.
+        let (seed, due) = self.open.as_ref().map_or((0, 0), |open| (open.seed, open.next_place()));
+        self.batch.is_for(seed, due, self.written, self.origin.digest_of);
     }
 
     /// Writes all that is staged; with `sync` it is durable after that. After an error it is still staged.
     pub(super) fn commit(&mut self, map: Option<&Map>, sync: bool) -> Result<(), JournalError> {
         self.ready()?;
-        if self.staged.is_empty() {
+        if self.batch.is_empty() {
             return if sync { self.sync() } else { Ok(()) };
         }
         let Some(open) = &mut self.open else { return Ok(()) };
-        let mark = (open.synced > open.marked).then(|| encode_mark(&self.written, open.synced, open.seed));
+        let mark = open.is_to_be_marked().then(|| encode_mark(&self.written, open.synced, open.seed));
         let mark = mark.as_ref().map_or(&[][..], |mark| mark);
-        let end = open.at + mark.len() as u64 + self.staged_bytes;
+        let end = open.at + mark.len() as u64 + self.batch.bytes();
         if end > open.reserved {
             open.has_grown = true;
             if let Err(error) = open.file.reserve(end) {
@@ -448,11 +424,8 @@ impl Writer {
             }
             open.reserved = end;
         }
-        for record in &self.staged {
-            seal_record(&mut self.arena, record, open.seed, map);
-        }
-        self.staged.iter().try_for_each(check_mapping)?;
-        let mut pieces = pieces(mark, &self.arena, &self.staged, map);
+        self.batch.seal_loans(map)?;
+        let mut pieces = self.batch.pieces(mark, map);
         let result = write_all(&*open.file, &mut pieces, open.at);
         drop(pieces);
         crash_point!("journal.written");
@@ -462,7 +435,9 @@ impl Writer {
         }
         if sync {
             // Before anything counts as written: what fails here is written again, from where it is now.
-            let result = sync_file(open);
+            let is_small = self.batch.bytes() <= LARGE_GROUP && open.synced == open.at;
+            let prepared = if is_small { prepare(open, end) } else { Ok(()) };
+            let result = prepared.and_then(|()| sync_file(open));
             self.syncs += 1;
             if let Err(error) = result {
                 self.is_suspect = true;
@@ -472,25 +447,13 @@ impl Writer {
         if !mark.is_empty() {
             open.marked = open.synced;
         }
-        note_places(open, &self.staged, open.at + mark.len() as u64);
+        self.batch.take(open.at + mark.len() as u64, &mut open.places, &mut self.world);
         open.at = end;
         self.written = self.staged_to;
-        for record in &self.staged {
-            let payload = if World::reads(&record.what) && record.lent.is_none() {
-                &self.arena[record.payload()..record.payload() + record.what.len() as usize]
-            } else {
-                &[]
-            };
-            // What does not go on is for `verify` to tell: the order is what it is.
-            let _ = self.world.pass(&record.what, payload);
-        }
         if sync {
             open.synced = end;
             self.durable = self.written;
         }
-        self.staged.clear();
-        self.arena.clear();
-        self.staged_bytes = 0;
         Ok(())
     }
 
@@ -513,7 +476,7 @@ impl Writer {
 
     /// How many records are staged.
     pub(super) fn staged(&self) -> usize {
-        self.staged.len()
+        self.batch.records()
     }
 
     /// All that is written is durable after this.
@@ -541,7 +504,7 @@ impl Writer {
 
     /// Seals the segment, also one that has nothing: after that all that is written is durable.
     pub(super) fn seal(&mut self) -> Result<(), JournalError> {
-        debug_assert!(self.staged.is_empty());
+        debug_assert!(self.batch.is_empty());
         self.ready()?;
         // A footer vouches for all before it: that has to be there first.
         self.sync()?;
@@ -591,6 +554,7 @@ impl Writer {
         }
         if self.open.is_none() {
             self.open = Some(self.begin_segment()?);
+            self.begin_batch();
         }
         Ok(())
     }
@@ -636,9 +600,22 @@ impl Writer {
             let _ = disk.remove(&new);
         }
         made?;
-        let (begins, has_grown, places) = (beginning.len() as u64, false, Vec::new());
-        let (at, synced, marked, pushed) = (begins, begins, begins, 0);
-        Ok(Open { file, path, header, seed, at, begins, synced, marked, pushed, reserved, has_grown, places })
+        let begins = beginning.len() as u64;
+        Ok(Open {
+            file,
+            path,
+            header,
+            seed,
+            at: begins,
+            begins,
+            synced: begins,
+            marked: begins,
+            pushed: 0,
+            prepared: begins,
+            reserved,
+            has_grown: false,
+            places: Vec::new(),
+        })
     }
 }
 
@@ -676,6 +653,22 @@ fn read_back(old: &mut Segment, open: &Open, written: &Point) -> Result<(), Jour
     }
 }
 
+/// Writes zeroes behind records that end at an offset, before too little is left of those from the last time; to be synced
+/// with these records, so that there is nothing else to be written here which could come before it.
+fn prepare(open: &mut Open, end: u64) -> Result<(), JournalError> {
+    if open.prepared >= (end + PREPARED / 4).min(open.reserved) {
+        return Ok(());
+    }
+    let from = open.prepared.max(end);
+    let to = (from + PREPARED).min(open.reserved);
+    let piece = |at: u64| IoSlice::new(&ZEROES[..(to - at).min(ZEROES.len() as u64) as usize]);
+    let mut pieces: Vec<_> = (from..to).step_by(ZEROES.len()).map(piece).collect();
+    write_all(&*open.file, &mut pieces, from).map_err(io_error(&open.path, "prepare"))?;
+    open.prepared = to;
+    crash_point!("journal.prepared");
+    Ok(())
+}
+
 fn sync_file(open: &Open) -> Result<(), JournalError> {
     open.file.sync(open.has_grown).map_err(io_error(&open.path, "sync"))?;
     // What nobody can find any more is not there after the next start.
@@ -698,64 +691,6 @@ fn seal_file(open: &Open, after: &Point) -> Result<(), JournalError> {
     crash_point!("journal.sealed");
     let is_named = open.file.is_named().map_err(failed("look at"))?;
     if is_named { Ok(()) } else { Err(failed("find")(io::ErrorKind::NotFound.into())) }
-}
-
-/// Stores a staged record's checksum.
-fn seal_record(arena: &mut [u8], record: &Staged, seed: u32, map: Option<&Map>) {
-    let from = record.head + 4;
-    let crc = match record.lent(map) {
-        None => crc32c::crc32c_append(seed, &arena[from..record.head + record.what.bytes() as usize]),
-        Some(payload) => {
-            let crc = crc32c::crc32c_append(seed, &arena[from..record.payload()]);
-            let crc = crc32c::crc32c_append(crc, payload);
-            crc32c::crc32c_append(crc, padding(&record.what))
-        }
-    };
-    arena[record.head..from].copy_from_slice(&crc.to_le_bytes());
-}
-
-/// Whether what a record has in a mapping of its own was there when its checksum was taken.
-fn check_mapping(record: &Staged) -> Result<(), JournalError> {
-    let Some(Lent::Mapped(words)) = &record.lent else { return Ok(()) };
-    let (seq, field, expected) = (record.what.seq, "bytes of a spilled payload", record.what.len());
-    words.hit().map_or(Ok(()), |_| Err(Corrupt { seq, field, found: 0, expected }.into()))
-}
-
-fn padding(head: &Head) -> &'static [u8] {
-    &PADDING[..head.padding()]
-}
-
-/// All bytes of a batch: what is copied in pieces as long as can be, what is lent where it lies.
-fn pieces<'a>(
-    mark: &'a [u8],
-    arena: &'a [u8],
-    staged: &'a [Staged],
-    map: Option<&'a Map>,
-) -> Vec<IoSlice<'a>> {
-    let mut pieces = vec![IoSlice::new(mark)];
-    let mut from = 0;
-    for record in staged {
-        if let Some(payload) = record.lent(map) {
-            pieces.push(IoSlice::new(&arena[from..record.payload()]));
-            pieces.push(IoSlice::new(payload));
-            pieces.push(IoSlice::new(padding(&record.what)));
-            from = record.payload();
-        }
-    }
-    pieces.push(IoSlice::new(&arena[from..]));
-    pieces
-}
-
-/// Keeps the places of some of the records that were written from an offset on.
-fn note_places(open: &mut Open, staged: &[Staged], mut offset: u64) {
-    let mut next = open.places.last().map_or(0, |place| place.offset + STRIDE);
-    for record in staged {
-        if offset >= next {
-            open.places.push(Place { point: record.at, offset });
-            next = offset + STRIDE;
-        }
-        offset += record.what.bytes();
-    }
 }
 
 /// A number that no other segment has had, as far as a clock and addresses go.

@@ -1,19 +1,21 @@
-//! What a command costs: instructions of the producer, the sequencer and a worker, counted by callgrind, which is
+//! What a command costs: instructions of the producer, the sequencer, a worker and the journal, counted by callgrind, which is
 //! repeatable to the instruction, where valgrind is installed; compared with those of `benches/instructions.txt`. Size
 //! does not matter to the sequencer, nor to a worker before it reads. And no system call: the same work in a process that
 //! the kernel would kill for one.
 //!
 //! The process that is looked at is this test program itself, told by the environment what to do; what is counted is
-//! what `counted_submit`, `counted_turn` and `counted_poll` call.
+//! what `counted_submit`, `counted_turn`, `counted_poll` and `counted_journal` call.
 
 use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde::{Deserialize, Serialize};
+use seriatim::journal::{Journal, JournalOptions, SyncPolicy};
 use seriatim::{Config, Event, Producer, Region, Sequencer, Worker};
 
 const DRIVE: &str = "SERIATIM_DRIVE";
@@ -45,6 +47,8 @@ struct Drive<'a> {
     unwritten: bool,
     /// Workers poll one at a time.
     one_by_one: bool,
+    /// A journal without syncs writes all of it.
+    journal: bool,
     /// The kernel is to kill it for a system call after the first burst.
     strict: bool,
 }
@@ -62,6 +66,7 @@ impl Drive<'static> {
         digest: "payload",
         unwritten: false,
         one_by_one: false,
+        journal: false,
         strict: false,
     };
     /// One that is long enough for the sequencer to free what was passed as often as it does in the long run.
@@ -80,7 +85,7 @@ impl Drive<'static> {
 // ---- the figures that are committed -----------------------------------------------------------------------
 
 /// What the figures are of: a part, and how it is driven.
-const FIGURES: [(&str, &str, Drive<'static>); 9] = [
+const FIGURES: [(&str, &str, Drive<'static>); 11] = [
     ("submit, one at a time", "submit", Drive::LONG),
     ("submit, 32 a batch", "submit", Drive::LONG.batched(32)),
     ("submit, 32 of 256 bytes a batch", "submit", Drive { bytes: 256, ..Drive::LONG.batched(32) }),
@@ -90,6 +95,12 @@ const FIGURES: [(&str, &str, Drive<'static>); 9] = [
     ("sequence, 32 tickets of 32 a turn", "turn", Drive { batch: 32, bursts: 2, ..Drive::LONG }),
     ("worker, polling one at a time", "poll", Drive { one_by_one: true, ..Drive::LONG.batched(32) }),
     ("worker, polling 32 at a time", "poll", Drive::LONG.batched(32)),
+    ("journal", "journal", Drive { journal: true, batch: 32, bursts: 2, ..Drive::LONG }),
+    (
+        "journal, 256 bytes",
+        "journal",
+        Drive { bytes: 256, journal: true, batch: 32, bursts: 2, ..Drive::LONG },
+    ),
 ];
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/instructions.txt");
 /// Set to write the file anew.
@@ -279,10 +290,13 @@ fn drive() {
     let drive: Drive<'_> = serde_json::from_str(&drive).unwrap();
     // Room for the bytes of all, so that what is counted is ordering and not the search for room; and pages that are
     // not touched before they are used, for most never are.
-    let config = Config::new().producers(1).workers(drive.workers).digest(drive.digest.parse().unwrap());
+    let seats = drive.workers + u64::from(drive.journal);
+    let config = Config::new().producers(1).workers(seats).digest(drive.digest.parse().unwrap());
     let config = config.lane_cells(drive.cells).lane_bytes(1 << 30).pretouch(false);
     let region = Region::anonymous(&config).unwrap();
-    let (mut producer, mut workers) = attach(&region, drive.workers);
+    let dir = tempfile::tempdir().unwrap();
+    let (mut producer, mut workers, mut journal) =
+        attach(&region, drive.workers, drive.journal.then_some(dir.path()));
 
     let payload = vec![7; drive.bytes];
     let commands = vec![(0, &payload[..]); drive.batch];
@@ -306,19 +320,24 @@ fn drive() {
             for worker in &mut workers {
                 assert_eq!(counted_poll(worker, drive.one_by_one), all);
             }
+            if let Some(journal) = &mut journal {
+                assert!(counted_journal(journal) >= all);
+            }
         }
     }
     println!("{DONE}");
     std::io::stdout().flush().unwrap();
 }
 
-fn attach(region: &Region, workers: u64) -> (Producer, Vec<Worker>) {
+fn attach(region: &Region, workers: u64, journal: Option<&Path>) -> (Producer, Vec<Worker>, Option<Journal>) {
     let mut sequencer = Sequencer::open(region).unwrap();
     let attaching = std::thread::spawn({
-        let region = region.clone();
+        let (region, journal) = (region.clone(), journal.map(Path::to_owned));
         move || {
+            let options = JournalOptions::new().sync(SyncPolicy::Off);
+            let journal = journal.map(|dir| Journal::open(&region, dir, &options).unwrap());
             let workers = (0..workers).map(|n| Worker::join(&region, &format!("w{n}")).unwrap()).collect();
-            (Producer::attach(&region, "p").unwrap(), workers)
+            (Producer::attach(&region, "p").unwrap(), workers, journal)
         }
     });
     while !attaching.is_finished() {
@@ -384,4 +403,16 @@ fn counted_poll(worker: &mut Worker, one_by_one: bool) -> u64 {
         while worker.poll_batch(32, &mut take).unwrap() > 0 {}
     }
     received
+}
+
+/// Writes all that is there, and how many records that were.
+#[inline(never)]
+fn counted_journal(journal: &mut Journal) -> u64 {
+    let mut written = 0;
+    loop {
+        match journal.poll().unwrap() {
+            0 => return written,
+            more => written += more,
+        }
+    }
 }
