@@ -27,7 +27,7 @@ use crate::config::DigestOf;
 use crate::crash_point;
 use crate::error::{AttachError, HeldBy};
 use crate::fork::{self, Alarm};
-use crate::journal::{Cursors, DurableError};
+use crate::journal::DurableError;
 use crate::liveness::Role;
 use crate::name::Name;
 use crate::payload::{self, payload_digest};
@@ -344,6 +344,8 @@ pub struct Producer {
     /// The first cell that it fills itself, and an index that all of these come after.
     first_cell: u64,
     attached_at: Seq,
+    /// A cell whose place was no longer known, and an index that it and all before it come at or before.
+    long_ago: Option<(u64, Seq)>,
     wait: Wait,
     /// The sequencer's turns when it was last asked for: if they move, it lives.
     turns: u64,
@@ -354,6 +356,15 @@ pub struct Producer {
     digests: Digests,
     _spinning: Option<Spinning>,
     not_sync: PhantomData<Cell<()>>,
+}
+
+/// Where a command is in the order, as far as is known.
+#[derive(Clone, Copy, Debug)]
+struct Whereabouts {
+    what: Sequenced,
+    /// It comes at or behind the one, at or before the other.
+    first: Seq,
+    last: Seq,
 }
 
 impl Producer {
@@ -397,6 +408,7 @@ impl Producer {
             alarm: Alarm::of_this_process(),
             first_cell: ordered,
             attached_at: published(map.control()).0,
+            long_ago: None,
             writer,
             spills: SpillWriter::resume(&map.lane_page(seat.index).spills, entry),
             wants_beside: false,
@@ -1508,7 +1520,7 @@ impl Producer {
             }
             if wait::is_over(Some(at)) {
                 let late = || WaitError::Late { index, by: self.order_held_by() }.into();
-                return Err(place.map_or_else(late, |(_, last)| self.region.not_durable(last)));
+                return Err(place.map_or_else(late, |Whereabouts { last, .. }| self.region.not_durable(last)));
             }
             if self.helper.help(self.region.assistance()) {
                 continue;
@@ -1549,49 +1561,54 @@ impl Producer {
 
     /// The place of a command that is durable. What is known of one that is in the order is kept.
     fn look_for_durable(
-        &self,
+        &mut self,
         index: u64,
         cell: u64,
-        place: &mut Option<(Sequenced, Seq)>,
+        place: &mut Option<Whereabouts>,
     ) -> Result<Option<Sequenced>, DurableError> {
         if place.is_none() && has_ordered(self.entry(), cell) {
-            *place = Some(self.durable_place(cell)?);
+            *place = Some(self.durable_place(cell));
         }
-        let Some((place, last)) = *place else {
+        let Some(Whereabouts { what, first, last }) = *place else {
             self.can_be_ordered(index, cell)?;
             return Ok(None);
         };
-        Ok((self.region.durable_cursors(last)?.durable > last).then_some(place))
+        // What the journal has is asked together with how far it is: another one may have begun meanwhile.
+        let durable = self.region.durable_from(first).map_err(|error| match error {
+            DurableError::Before { since, .. } if what == Sequenced::LongAgo => {
+                DurableError::LongAgo { index, since }
+            }
+            other => other,
+        })?;
+        Ok((durable > last).then_some(what))
     }
 
     /// Whether a command is on the disk, whose place may be known.
-    fn is_kept(&self, cell: u64, place: Option<(Sequenced, Seq)>) -> bool {
+    fn is_kept(&self, cell: u64, place: Option<Whereabouts>) -> bool {
         let is_durable = |seq| self.region.is_durable(seq);
         match place {
-            Some((_, last)) => is_durable(last),
+            Some(Whereabouts { first, last, .. }) => {
+                self.region.durable_from(first).is_ok_and(|durable| durable > last)
+            }
             None if !has_ordered(self.entry(), cell) => false,
             None => find_place(self.region.map(), self.seat.index, cell).is_none_or(is_durable),
         }
     }
 
-    /// A command's place, and the index that has to be durable for that: of one whose place is no longer known, for all
-    /// have passed it, the last one that is published.
-    fn durable_place(&self, cell: u64) -> Result<(Sequenced, Seq), DurableError> {
-        let place = self.place_of(cell);
-        let last = match place {
-            Sequenced::At(seq) => seq,
-            Sequenced::LongAgo => {
-                let Cursors { since, .. } = self.region.durable_cursors(Seq::MAX)?;
-                // It is not from before the journal if its producer is not, or there was nothing before that.
-                let is_later = (cell.wrapping_sub(self.first_cell) as i64) >= 0 && self.attached_at >= since;
-                if !is_later && since.get() > self.region.identity().first_index {
-                    let index = cell.wrapping_sub(self.base);
-                    return Err(DurableError::LongAgo { index, since });
-                }
-                Seq::new(published(self.region.map().control()).0.get().saturating_sub(1))
-            }
-        };
-        Ok((place, last))
+    /// A command's place, and what has to be durable for that: of one whose place is no longer known, for all have passed it,
+    /// all from where it may be at the earliest to the last one that was published when that was found.
+    fn durable_place(&mut self, cell: u64) -> Whereabouts {
+        let what = self.place_of(cell);
+        if let Sequenced::At(seq) = what {
+            return Whereabouts { what, first: seq, last: seq };
+        }
+        let is_own = (cell.wrapping_sub(self.first_cell) as i64) >= 0;
+        let first = if is_own { self.attached_at } else { Seq::new(self.region.identity().first_index) };
+        // Kept: who asks anew each time would never find all durable that is published under load.
+        let known = self.long_ago.filter(|(at, _)| at.wrapping_sub(cell) as i64 >= 0);
+        let last = || Seq::new(published(self.region.map().control()).0.get().saturating_sub(1));
+        let (_, last) = *self.long_ago.insert(known.unwrap_or_else(|| (cell, last())));
+        Whereabouts { what, first, last }
     }
 
     /// Waits until every worker has applied the command at an index of the order; as [`Region::wait_applied`], in this

@@ -116,14 +116,6 @@ pub enum DurableError {
     Lost(#[from] RegionLost),
 }
 
-/// How far a journal is that makes commands durable.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Cursors {
-    /// Nothing is, as long as the journal has not said what it has.
-    pub(crate) durable: Seq,
-    pub(crate) since: Seq,
-}
-
 impl Region {
     /// What the region says of its journal, if one gates it: also of one that died and whose gate has stayed.
     #[must_use]
@@ -168,7 +160,7 @@ impl Region {
         self.check()?;
         let mut vigil = Vigil::default();
         loop {
-            if self.durable_cursors(seq)?.durable > seq {
+            if self.durable_from(seq)? > seq {
                 return Ok(());
             }
             if Instant::now() >= at {
@@ -180,15 +172,15 @@ impl Region {
         }
     }
 
-    /// How far the journal is that is to make an index durable.
-    pub(crate) fn durable_cursors(&self, seq: Seq) -> Result<Cursors, DurableError> {
+    /// The index before which all from one on is durable, by the journal that has come farthest of those that have that one.
+    pub(crate) fn durable_from(&self, seq: Seq) -> Result<Seq, DurableError> {
         let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let (members, pages) = (self.map().members(), self.map().worker_pages());
         let journals = members.iter().zip(pages).filter(|(member, page)| {
             // What was a journal's once is looked at first: most pages never were, and all have a member's entry.
             load(&page.journal.role) != NO_JOURNAL && member.is_live()
         });
-        let (mut found, mut is_there) = (None::<Cursors>, false);
+        let (mut found, mut earliest, mut is_there) = (None::<u64>, None::<u64>, false);
         for (_, page) in journals {
             let words = &page.journal;
             is_there = true;
@@ -197,23 +189,25 @@ impl Region {
             }
             // Relaxed, in any order: of what is durable and since when it counts, neither says something without the other.
             let (durable, since) = (load(&words.durable), load(&words.since));
-            let durable = if since == UNKNOWN_SINCE { 0 } else { durable };
-            if found.is_none_or(|found| found.durable.get() < durable) {
-                let since = if since == UNKNOWN_SINCE { 0 } else { since };
-                found = Some(Cursors { durable: Seq::new(durable), since: Seq::new(since) });
+            // Nothing is, as long as the journal has not said what it has.
+            let (durable, since) = if since == UNKNOWN_SINCE { (0, 0) } else { (durable, since) };
+            if since <= seq.get() {
+                found = found.max(Some(durable));
+            } else {
+                earliest = Some(earliest.map_or(since, |earliest| earliest.min(since)));
             }
         }
-        match found {
-            Some(Cursors { since, .. }) if seq < since => Err(DurableError::Before { seq, since }),
-            Some(cursors) => Ok(cursors),
-            None if is_there => Err(DurableError::NotSynced { seq }),
-            None => Err(DurableError::NoJournal { seq }),
+        match (found, earliest) {
+            (Some(durable), _) => Ok(Seq::new(durable)),
+            (None, Some(since)) => Err(DurableError::Before { seq, since: Seq::new(since) }),
+            (None, None) if is_there => Err(DurableError::NotSynced { seq }),
+            (None, None) => Err(DurableError::NoJournal { seq }),
         }
     }
 
     /// Whether an index is known to be durable. That it will not become it, nobody is woken for.
     pub(crate) fn is_durable(&self, seq: Seq) -> bool {
-        self.durable_cursors(seq).is_ok_and(|cursors| cursors.durable > seq)
+        self.durable_from(seq).is_ok_and(|durable| durable > seq)
     }
 
     /// Why it is not, past the deadline.

@@ -5,6 +5,9 @@
 //! region's journal, and no region is restored from it: of two directories with one history there is at each moment at
 //! most one with which a region can go on.
 //!
+//! Which standby that was is said by its path and by a number, drawn when it became one: a directory of another machine, or
+//! one that has taken its place since, can have the same path.
+//!
 //! Both at once are those of a standby that was superseded and became the standby of the one that superseded it, and died
 //! before the second file was gone; or, if they name two directories, of a standby whose own standby was promoted by force.
 //! The latter is an error: nobody goes on there, and nobody follows into it but who says so.
@@ -19,7 +22,7 @@ use seriatim_ring::Seq;
 use super::disk::{Disk, Local};
 use super::error::{Damage, JournalError, ReplayError};
 use super::format::{Bad, Fields, Reader};
-use super::writer::{io_error, publish, write_all};
+use super::writer::{io_error, nonce, publish, write_all};
 use crate::Digest;
 use crate::region::header::Uuid;
 
@@ -28,7 +31,7 @@ const SUPERSEDED: &str = "superseded";
 const NEW: &str = "duty.new";
 const DUTY: u32 = u32::from_le_bytes(*b"duty");
 /// The bytes before the path.
-const FIXED: usize = 48;
+const FIXED: usize = 56;
 /// No path is longer.
 const LONGEST: u64 = 1 << 16;
 
@@ -68,13 +71,13 @@ impl Duty {
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duty, ReplayError> {
         match Duties::read(disk, dir)? {
             Duties { follows: None, superseded: None } => Ok(Duty::Journal),
-            Duties { follows: None, superseded: Some((next, digest, by)) } => {
+            Duties { follows: None, superseded: Some(Word { next, digest, path: by, .. }) } => {
                 Ok(Duty::Superseded { by, next, digest })
             }
-            Duties { follows: Some(source), superseded: Some((_, _, by)) } if source != by => {
-                Err(ReplayError::TwoDuties { dir: dir.into(), followed: source, by })
+            Duties { follows: Some(word), superseded: Some(by) } if word.path != by.path => {
+                Err(ReplayError::TwoDuties { dir: dir.into(), followed: word.path, by: by.path })
             }
-            Duties { follows: Some(source), .. } => Ok(Duty::Standby { source }),
+            Duties { follows: Some(word), .. } => Ok(Duty::Standby { source: word.path }),
         }
     }
 
@@ -90,60 +93,88 @@ impl Duty {
 
     /// Says, for good, what a directory is for from now on. Who dies meanwhile leaves it as it was, or with both files, and
     /// then it is a standby's. One that was superseded does not become a journal's: it follows the other one first.
-    pub(super) fn write(&self, disk: &dyn Disk, dir: &Path, uuid: Uuid) -> Result<(), JournalError> {
+    /// `number` is that of the standby that is spoken of.
+    pub(super) fn write(
+        &self,
+        disk: &dyn Disk,
+        dir: &Path,
+        uuid: Uuid,
+        number: u64,
+    ) -> Result<(), JournalError> {
         match self {
             Duty::Journal => {
-                if let Some((next, _, by)) = Duties::read(disk, dir)?.superseded {
+                if let Some(Word { next, path: by, .. }) = Duties::read(disk, dir)?.superseded {
                     return Err(JournalError::Superseded { dir: dir.into(), by, next });
                 }
                 forget(disk, dir, STANDBY)
             }
             Duty::Standby { source } => {
-                keep(disk, dir, STANDBY, &encode(uuid, Seq::new(0), Digest(0), source))?;
+                let word = Word { next: Seq::new(0), digest: Digest(0), number, path: source.clone() };
+                keep(disk, dir, STANDBY, &word.encode(uuid))?;
                 forget(disk, dir, SUPERSEDED)
             }
             Duty::Superseded { by, next, digest } => {
-                keep(disk, dir, SUPERSEDED, &encode(uuid, *next, *digest, by))
+                let word = Word { next: *next, digest: *digest, number, path: by.clone() };
+                keep(disk, dir, SUPERSEDED, &word.encode(uuid))
             }
         }
     }
 }
 
+/// What one of the two files says.
+#[derive(Clone, Debug)]
+pub(super) struct Word {
+    /// The index at which another one goes on, the digest there.
+    pub(super) next: Seq,
+    digest: Digest,
+    /// Of the standby, which is this one or the one that goes on.
+    pub(super) number: u64,
+    /// The directory that is followed, or goes on.
+    pub(super) path: PathBuf,
+}
+
 /// What the two files of a directory say.
 pub(super) struct Duties {
     /// Which directory it follows.
-    pub(super) follows: Option<PathBuf>,
-    /// The index at which another one goes on, the digest there, and which one that is.
-    pub(super) superseded: Option<(Seq, Digest, PathBuf)>,
+    pub(super) follows: Option<Word>,
+    /// Which one goes on.
+    pub(super) superseded: Option<Word>,
 }
 
 impl Duties {
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duties, ReplayError> {
-        let follows = read(disk, &dir.join(STANDBY))?.map(|(_, _, source)| source);
-        Ok(Duties { follows, superseded: read(disk, &dir.join(SUPERSEDED))? })
+        Ok(Duties { follows: read(disk, &dir.join(STANDBY))?, superseded: read(disk, &dir.join(SUPERSEDED))? })
+    }
+
+    /// The number of this standby, drawn now if it has none yet.
+    pub(super) fn number(&self) -> u64 {
+        self.follows.as_ref().map_or_else(nonce, |word| word.number)
     }
 }
 
-fn encode(uuid: Uuid, next: Seq, digest: Digest, path: &Path) -> Vec<u8> {
-    let path = path.as_os_str().as_bytes();
-    let mut to = Fields::with_capacity(FIXED + path.len());
-    to.half(0).half(DUTY).words(&[uuid.0 as u64, (uuid.0 >> 64) as u64]);
-    to.word(next.get()).word(digest.0).word(path.len() as u64);
-    to.bytes(path);
-    to.sealed(0)
+impl Word {
+    fn encode(&self, uuid: Uuid) -> Vec<u8> {
+        let path = self.path.as_os_str().as_bytes();
+        let mut to = Fields::with_capacity(FIXED + path.len());
+        to.half(0).half(DUTY).words(&[uuid.0 as u64, (uuid.0 >> 64) as u64]);
+        to.word(self.next.get()).word(self.digest.0).word(path.len() as u64).word(self.number);
+        to.bytes(path);
+        to.sealed(0)
+    }
 }
 
-fn decode(bytes: &[u8]) -> Result<(Seq, Digest, PathBuf), Bad> {
+fn decode(bytes: &[u8]) -> Result<Word, Bad> {
     Bad::unless(bytes.len() >= FIXED, "bytes of a duty", bytes.len() as u64, FIXED as u64)?;
     let from = Reader(bytes);
     Bad::unless_same("tag of a duty", from.half(4).into(), DUTY.into())?;
     Bad::unless_same("checksum of a duty", crc32c::crc32c(&bytes[4..]).into(), from.half(0).into())?;
     Bad::unless_same("bytes of a path", from.word(40), (bytes.len() - FIXED) as u64)?;
     let path = OsString::from_vec(bytes[FIXED..].to_vec());
-    Ok((Seq::new(from.word(24)), Digest(from.word(32)), path.into()))
+    let (next, digest, number) = (Seq::new(from.word(24)), Digest(from.word(32)), from.word(48));
+    Ok(Word { next, digest, number, path: path.into() })
 }
 
-fn read(disk: &dyn Disk, path: &Path) -> Result<Option<(Seq, Digest, PathBuf)>, ReplayError> {
+fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Word>, ReplayError> {
     let failed = |source| ReplayError::Io { path: path.into(), what: "read", source };
     let mut view = match disk.view(path, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

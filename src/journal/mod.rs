@@ -41,7 +41,6 @@ mod writer;
 
 pub use bookmark::{Bookmark, BookmarkError, Marked};
 pub use catch_up::{CatchUp, CatchUpError};
-pub(crate) use durable::Cursors;
 pub use durable::{DurableError, JournalStatus};
 pub use duty::Duty;
 pub use error::{Damage, JournalError, ReplayError};

@@ -34,7 +34,7 @@ use seriatim_ring::Seq;
 use super::JournalError;
 use super::batch::Payload;
 use super::disk::{Disk, Local};
-use super::duty::{Duties, Duty};
+use super::duty::{Duties, Duty, Word};
 use super::error::ReplayError;
 use super::format::{Head, Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
@@ -386,6 +386,8 @@ pub struct Standby {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     origin: Origin,
+    /// Tells it from others of the same path.
+    number: u64,
     writer: Writer,
     sync: SyncPolicy,
     last_sync: Instant,
@@ -455,9 +457,10 @@ impl Standby {
             Err(error) if !error.is_of_source() => return Err(error),
             _ => {}
         }
-        if duties.follows.as_ref() != Some(&source.dir) || duties.superseded.is_some() {
+        let number = duties.number();
+        if duties.follows.as_ref().map(|word| &word.path) != Some(&source.dir) || duties.superseded.is_some() {
             let followed = Duty::Standby { source: source.dir.clone() };
-            followed.write(&*disk, dir, origin.uuid)?;
+            followed.write(&*disk, dir, origin.uuid, number)?;
         }
         crash_point!("standby.named");
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
@@ -467,6 +470,7 @@ impl Standby {
             disk,
             dir,
             origin,
+            number,
             writer,
             sync,
             last_sync,
@@ -555,7 +559,7 @@ impl Standby {
         if self.is_promoted || self.writer.staged_to().next != before {
             return taken;
         }
-        match self.source.goes_on(&self.dir) {
+        match self.source.goes_on(&self.dir, self.number) {
             Err(error @ StandbyError::Superseded { .. }) => Err(error),
             looked => taken.and(looked),
         }
@@ -719,7 +723,7 @@ impl Standby {
         });
         let locked = bear(locked, force, &mut trouble)?;
         // Only now: who superseded it held that lock.
-        let goes_on = self.source.goes_on(&self.dir);
+        let goes_on = self.source.goes_on(&self.dir, self.number);
         let is_taken = matches!(goes_on, Err(StandbyError::Superseded { .. }));
         bear(goes_on.and_then(|()| self.source.is_first(&self.dir)), force, &mut trouble)?;
         let drained = match self.drain(locked.is_none(), each) {
@@ -736,11 +740,11 @@ impl Standby {
         let duty = Duty::Superseded { by: self.dir.clone(), next, digest };
         let is_fenced = is_taken
             || !is_other && {
-                let written = duty.write(&*self.source.disk, &self.source.dir, self.origin.uuid);
+                let written = duty.write(&*self.source.disk, &self.source.dir, self.origin.uuid, self.number);
                 bear(written.map_err(|why| self.out_of_reach(why)), force, &mut trouble)?.is_some()
             };
         crash_point!("promote.fenced");
-        Duty::Journal.write(&*self.disk, &self.dir, self.origin.uuid)?;
+        Duty::Journal.write(&*self.disk, &self.dir, self.origin.uuid, self.number)?;
         crash_point!("promote.done");
         Ok(Promoted {
             dir: self.dir.clone(),
@@ -842,9 +846,10 @@ impl Source {
     }
 
     /// That nobody but the standby took the source's place.
-    fn goes_on(&self, dir: &Path) -> Result<(), StandbyError> {
+    fn goes_on(&self, dir: &Path, number: u64) -> Result<(), StandbyError> {
         match Duties::read(&*self.disk, &self.dir)?.superseded {
-            Some((next, _, by)) if !is_same(&by, dir) => {
+            // Another one can have the same path, on another machine or by now.
+            Some(Word { next, path: by, number: of, .. }) if of != number || !is_same(&by, dir) => {
                 Err(StandbyError::Superseded { followed: self.dir.clone(), dir: dir.into(), by, next })
             }
             _ => Ok(()),
@@ -854,7 +859,9 @@ impl Source {
     /// That the source follows nobody.
     fn is_first(&self, dir: &Path) -> Result<(), StandbyError> {
         match Duties::read(&*self.disk, &self.dir)?.follows {
-            Some(first) => Err(StandbyError::Chained { followed: self.dir.clone(), dir: dir.into(), first }),
+            Some(Word { path: first, .. }) => {
+                Err(StandbyError::Chained { followed: self.dir.clone(), dir: dir.into(), first })
+            }
             None => Ok(()),
         }
     }

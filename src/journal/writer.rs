@@ -694,7 +694,7 @@ fn seal_file(open: &Open, after: &Point) -> Result<(), JournalError> {
 }
 
 /// A number that no other segment has had, as far as a clock and addresses go.
-fn nonce() -> u64 {
+pub(super) fn nonce() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(now())
 }

@@ -719,6 +719,20 @@ fn of_two_standbys_one_is_promoted() {
     assert_eq!(Duty::of(&a).unwrap(), superseded, "what was said first stays");
 }
 
+/// A standby that has the path of one that was promoted, as on another machine, is another one all the same.
+#[test]
+fn of_two_standbys_of_one_path_one_is_promoted() {
+    let (_temp, [a, b, c]) = three();
+    drop((follow_at(&a, &b), follow_at(&a, &c)));
+    Standby::resume(&b, &options()).unwrap().promote(false).unwrap();
+    let moved = b.with_extension("of-another-machine");
+    std::fs::rename(&b, &moved).unwrap();
+    std::fs::rename(&c, &b).unwrap();
+    let error = Standby::resume(&b, &options()).unwrap().promote(false).unwrap_err();
+    assert!(matches!(&error, StandbyError::Superseded { next, .. } if next.get() == FIRST + 10), "{error}");
+    assert_eq!(primaries(&[a, b, moved]), 1);
+}
+
 /// A standby of a standby takes nobody's place; by force it does, and then the one between takes none.
 #[test]
 fn a_standby_of_a_standby_is_promoted_by_force_alone() {
@@ -741,7 +755,7 @@ fn a_standby_of_a_standby_is_promoted_by_force_alone() {
     assert!(matches!(Standby::open(a, b, &options()), Err(StandbyError::Own(_))));
     assert!(matches!(Duty::of(b), Err(ReplayError::TwoDuties { .. })));
     // One that was opened before that does not take the word away, either.
-    let journal = Duty::Journal.write(&Local, b, origin().uuid);
+    let journal = Duty::Journal.write(&Local, b, origin().uuid, 0);
     assert!(matches!(journal, Err(JournalError::Superseded { .. })), "{journal:?}");
     // Who says so has it follow the one that goes on.
     drop(Standby::open(c, b, &options().adopt(true)).unwrap());

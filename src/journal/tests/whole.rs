@@ -891,3 +891,75 @@ fn a_real_directory_does() {
     let audit = crate::journal::verify(&at).unwrap();
     assert!(audit.is_sound() && audit.end > last, "{audit:?}");
 }
+
+/// Of one whose place is no longer known it becomes known that it is durable, however much comes after it all the while.
+#[test]
+fn what_is_long_ago_is_found_under_load() {
+    let (region, _sequencer) = serve(&small().order_slots(8));
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    let mut early = Producer::attach(&region, "early").unwrap();
+    let mut others = Producer::attach(&region, "others").unwrap();
+    let index = early.submit(0, b"keep me").unwrap();
+    early.wait_sequenced(index).unwrap();
+    let found = (0..200).find_map(|_| {
+        drain(&mut journal);
+        // There is always one that is not written yet.
+        submit(&mut others, b"more");
+        if early.wait_sequenced(index).unwrap() == Sequenced::LongAgo {
+            early.find_durable(index).unwrap()
+        } else {
+            None
+        }
+    });
+    assert_eq!(found, Some(Sequenced::LongAgo));
+}
+
+/// Who waits while a journal begins is not told that what came before it is durable.
+#[test]
+fn a_journal_that_begins_does_not_have_what_came_before() {
+    let (region, _sequencer) = serve(&small().order_slots(8));
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    for n in 0..40_u8 {
+        submit(&mut producer, &[n]);
+        while worker.poll().unwrap().is_some() {}
+    }
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    // As it is from when it is let in until it has its first segment.
+    let slot = usize::from(region.journal().unwrap().slot);
+    let words = &region.map().worker_pages()[slot].journal;
+    let since = words.since.swap(seriatim_ring::control::UNKNOWN_SINCE, Ordering::Relaxed);
+    words.durable.store(0, Ordering::Relaxed);
+    let found = thread::scope(|scope| {
+        let waiting = scope.spawn(|| producer.wait_durable(0, soon()));
+        thread::sleep(Duration::from_millis(50));
+        words.since.store(since, Ordering::Relaxed);
+        drain(&mut journal);
+        submit(&mut Producer::attach(&region, "q").unwrap(), b"more");
+        drain(&mut journal);
+        waiting.join().unwrap()
+    });
+    assert!(matches!(found, Err(DurableError::LongAgo { index: 0, .. })), "{found:?}");
+}
+
+/// Of two journals the one that has an index is asked, however far the other one is.
+#[test]
+fn one_that_began_later_is_not_asked_for_what_came_before() {
+    let (region, _sequencer) = serve(&small().order_slots(8));
+    let (disk, other) = (MemoryDisk::default(), MemoryDisk::default());
+    let mut one = journal(&disk, &region, &options().name("one"));
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let early = submit(&mut producer, b"one has this");
+    drain(&mut one);
+    for _ in 0..40 {
+        submit(&mut producer, b"and this");
+        drain(&mut one);
+    }
+    region.wait_durable(early, soon()).unwrap();
+    let mut two = journal(&other, &region, &options().name("two"));
+    submit(&mut producer, b"both");
+    drain(&mut two);
+    region.wait_durable(early, soon()).unwrap();
+}
