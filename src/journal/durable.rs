@@ -157,16 +157,26 @@ impl Region {
     /// # Errors
     /// [`DurableError::Late`] at the deadline; at once if no journal gates the region, or it does not sync.
     pub fn wait_durable(&self, seq: Seq, at: Instant) -> Result<(), DurableError> {
+        self.wait_durable_from(seq, seq, at)
+    }
+
+    /// Waits until all from an index to another one is on the disk, for good, by one journal. That the last one is says nothing
+    /// of the first: the order may have gone on without a journal between them.
+    ///
+    /// # Errors
+    /// As [`wait_durable`](Self::wait_durable); [`DurableError::Before`] if the journal does not have the first one.
+    pub fn wait_durable_from(&self, first: Seq, seq: Seq, at: Instant) -> Result<(), DurableError> {
         self.check()?;
         let mut vigil = Vigil::default();
+        let is_there = || self.durable_from(first).is_ok_and(|durable| durable > seq);
         loop {
-            if self.durable_from(seq)? > seq {
+            if self.durable_from(first)? > seq {
                 return Ok(());
             }
             if Instant::now() >= at {
                 return Err(self.not_durable(seq));
             }
-            if !self.sleep_for_disk(at, || self.is_durable(seq)) {
+            if !self.sleep_for_disk(at, is_there) {
                 vigil.glance(self)?;
             }
         }

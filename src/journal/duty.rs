@@ -143,7 +143,10 @@ pub(super) struct Duties {
 
 impl Duties {
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Duties, ReplayError> {
-        Ok(Duties { follows: read(disk, &dir.join(STANDBY))?, superseded: read(disk, &dir.join(SUPERSEDED))? })
+        Ok(Duties {
+            follows: read(disk, &dir.join(STANDBY))?,
+            superseded: read(disk, &dir.join(SUPERSEDED))?,
+        })
     }
 
     /// The number of this standby, drawn now if it has none yet.

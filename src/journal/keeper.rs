@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use seriatim_ring::Seq;
-use seriatim_ring::control::{JournalWords, KEPT_JOURNAL, NO_JOURNAL, PASSING_JOURNAL};
+use seriatim_ring::control::{JournalWords, KEPT_JOURNAL, NO_JOURNAL, PASSING_JOURNAL, UNKNOWN_SINCE};
 use seriatim_ring::event::{Event as Own, OWN_LANE};
 use seriatim_ring::gate::Past;
 use seriatim_ring::pace;
@@ -385,8 +385,12 @@ impl Journal {
         };
         world.seat(gate.seat.index, role, name);
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
-        let since = kept::first_index(&*disk, dir)?;
         let words = gate.words();
+        let since = kept::first_index(&*disk, dir)?.get();
+        // What its predecessor had, and was pruned since, was made durable all the same.
+        let had = words.since.load(Ordering::Relaxed);
+        let goes_on = was_kept && had != UNKNOWN_SINCE && at.next >= before;
+        let since = Seq::new(if goes_on { since.min(had) } else { since });
         words.since.store(since.get(), Ordering::Relaxed);
         words.sync.store(options.sync.code(), Ordering::Relaxed);
         words.failing_ns.store(0, Ordering::Relaxed);

@@ -458,7 +458,8 @@ impl Standby {
             _ => {}
         }
         let number = duties.number();
-        if duties.follows.as_ref().map(|word| &word.path) != Some(&source.dir) || duties.superseded.is_some() {
+        if duties.follows.as_ref().map(|word| &word.path) != Some(&source.dir) || duties.superseded.is_some()
+        {
             let followed = Duty::Standby { source: source.dir.clone() };
             followed.write(&*disk, dir, origin.uuid, number)?;
         }

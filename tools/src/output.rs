@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -47,13 +48,33 @@ pub(crate) fn sink(path: &Path) -> Result<Sink> {
     Ok(BufWriter::with_capacity(1 << 16, out))
 }
 
-/// As [`sink`], behind what the file has; and the file, to have that stay. Of standard output nobody can say so.
-pub(crate) fn sink_behind(path: &Path) -> Result<(Sink, File)> {
+/// As [`sink`], behind what the file has, or behind the last line of that which `is_cut` and whole; and the file, to have that
+/// stay. Of standard output nobody can say so.
+pub(crate) fn sink_behind(path: &Path, is_cut: bool) -> Result<(Sink, File)> {
     ensure!(path != Path::new("-"), "what is to go on where it was needs a file to print into: --out FILE");
-    let file = File::options().append(true).create(true).open(path);
+    let file = File::options().read(true).append(true).create(true).open(path);
     let file = file.with_context(|| format!("cannot make {}", path.display()))?;
+    if is_cut {
+        let whole = whole_lines(&file).with_context(|| format!("cannot read {}", path.display()))?;
+        file.set_len(whole).with_context(|| format!("cannot cut {}", path.display()))?;
+    }
     let kept = file.try_clone()?;
     Ok((BufWriter::with_capacity(1 << 16, Box::new(file)), kept))
+}
+
+/// How many bytes of a file its whole lines are.
+fn whole_lines(file: &File) -> io::Result<u64> {
+    let (mut end, mut piece) = (file.metadata()?.len(), vec![0; 1 << 16]);
+    while end > 0 {
+        let from = end.saturating_sub(piece.len() as u64);
+        let bytes = &mut piece[..(end - from) as usize];
+        file.read_exact_at(bytes, from)?;
+        if let Some(at) = bytes.iter().rposition(|&byte| byte == b'\n') {
+            return Ok(from + at as u64 + 1);
+        }
+        end = from;
+    }
+    Ok(0)
 }
 
 /// One line on standard error.

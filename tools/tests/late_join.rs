@@ -380,3 +380,35 @@ fn one_with_a_bookmark_goes_on_where_the_one_before_it_was() {
     run(&["worker", &path, "--journal", &dir, "--resume"]).with(2);
     place.close();
 }
+
+/// One that is killed before anything is known to be durable, or in the middle of a line, goes on with whole lines.
+#[test]
+fn one_that_was_killed_early_or_within_a_line_goes_on() {
+    let mut place = Place::new(&Config::new(), &["--sync", "600"]);
+    let (path, dir, file) = (place.path.clone(), place.dir(), place.file("resumed"));
+    let out = file.display().to_string();
+    let resume = ["worker", &path, "--journal", &dir, "--name", "audit", "--resume", "--out", &out];
+    let submit = |lines: std::ops::Range<u64>| {
+        let lines: String = lines.map(|n| format!("{n}\n")).collect();
+        run_with(&["submit", &path, "-"], lines.as_bytes()).with(0);
+    };
+    let printed = || -> Vec<u64> {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        text.lines().map(|line| line.parse().unwrap()).collect()
+    };
+    submit(0..300);
+    let mut running = Running::start(&mut seriatim(&resume));
+    eventually("all of it is printed", || printed().last() == Some(&299));
+    running.signal(Signal::SIGKILL);
+    running.end();
+    // As who is killed while he writes leaves it.
+    let whole = fs::read(&file).unwrap();
+    fs::write(&file, [&whole[..], b"29"].concat()).unwrap();
+    submit(300..301);
+    let running = Running::start(&mut seriatim(&resume));
+    eventually("all of it is printed", || printed().last() == Some(&300));
+    running.stop().with(0);
+    let all: Vec<u64> = (0..300).chain(0..301).collect();
+    assert_eq!(printed(), all);
+    place.close();
+}

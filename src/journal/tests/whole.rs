@@ -944,6 +944,27 @@ fn a_journal_that_begins_does_not_have_what_came_before() {
     assert!(matches!(found, Err(DurableError::LongAgo { index: 0, .. })), "{found:?}");
 }
 
+/// What was pruned was durable all the same, also for a journal that takes up what its predecessor left.
+#[test]
+fn what_was_pruned_was_durable() {
+    let (region, _sequencer) = serve(&small());
+    let disk = MemoryDisk::default();
+    let retention = crate::journal::Retention::new().keep_bytes(1);
+    let options = options().segment_bytes(4 << 10).retention(retention);
+    let mut journal = journal(&disk, &region, &options);
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let early = submit(&mut producer, b"early");
+    for _ in 0..40 {
+        submit(&mut producer, &[7; 500]);
+        drain(&mut journal);
+    }
+    assert!(replay(&disk).first() > early);
+    region.wait_durable(early, soon()).unwrap();
+    drop(journal);
+    let _journal = super::whole::journal(&disk, &region, &options);
+    region.wait_durable(early, soon()).unwrap();
+}
+
 /// Of two journals the one that has an index is asked, however far the other one is.
 #[test]
 fn one_that_began_later_is_not_asked_for_what_came_before() {
@@ -958,8 +979,29 @@ fn one_that_began_later_is_not_asked_for_what_came_before() {
         drain(&mut one);
     }
     region.wait_durable(early, soon()).unwrap();
+    let end = early.plus(3);
+    region.wait_durable_from(early, end, soon()).unwrap();
     let mut two = journal(&other, &region, &options().name("two"));
     submit(&mut producer, b"both");
     drain(&mut two);
     region.wait_durable(early, soon()).unwrap();
+}
+
+/// That what came last is durable says nothing of what came while there was no journal.
+#[test]
+fn all_of_several_are_durable_or_not() {
+    let (region, _sequencer) = serve(&small().order_slots(8));
+    let mut worker = Worker::join(&region, "w").unwrap();
+    let mut producer = Producer::attach(&region, "p").unwrap();
+    let first = submit(&mut producer, b"nobody wrote this");
+    for _ in 0..40 {
+        submit(&mut producer, b"nor this");
+        while worker.poll().unwrap().is_some() {}
+    }
+    let mut journal = journal(&MemoryDisk::default(), &region, &options());
+    let last = submit(&mut producer, b"this is");
+    drain(&mut journal);
+    region.wait_durable(last, soon()).unwrap();
+    let refused = region.wait_durable_from(first, last, soon()).unwrap_err();
+    assert!(matches!(refused, DurableError::Before { seq, .. } if seq == first), "{refused}");
 }

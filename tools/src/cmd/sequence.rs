@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use serde::Serialize;
-use seriatim::journal::{Replay, RestoreError};
+use seriatim::journal::{Replay, ReplayError, RestoreError};
 use seriatim::{Config, Region, Sequencer, SequencerConfig, SequencerError, SequencerStats, Wait};
 
 use crate::Outcome;
@@ -150,7 +150,7 @@ impl Args {
         let (region, restored) = Region::attach_or_restore(&self.path, dir, &config)?;
         if let Some(restored) = restored {
             complain(format_args!("{restored}"));
-        } else if Replay::open(dir).is_err() {
+        } else if is_without_journal(dir) {
             complain(format_args!(
                 "there is no journal in {} yet: nothing could be restored from it",
                 dir.display()
@@ -239,5 +239,14 @@ impl Report for Closed {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let Closed { closed, next, commands, runs } = self;
         writeln!(out, "closed {closed} at index {next}: {commands} commands in {runs} runs by this sequencer")
+    }
+}
+
+/// Whether a directory has no journal, or is not there. One that cannot be read has one.
+fn is_without_journal(dir: &Path) -> bool {
+    match Replay::open(dir) {
+        Err(ReplayError::Empty { .. }) => true,
+        Err(ReplayError::Io { source, .. }) => source.kind() == io::ErrorKind::NotFound,
+        _ => false,
     }
 }

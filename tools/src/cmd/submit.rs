@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 use seriatim::journal::{DurableError, SyncPolicy};
 use seriatim::{FileState, Producer, Region, RegionLost, Seq, Sequenced, SubmitError, WaitError};
@@ -109,8 +109,9 @@ impl Args {
         if self.resume {
             report.skipped = skip(&mut input, report.first)?;
         }
+        let began = region.snapshot().next;
         let pumped = pump(&mut input, &region, producer, &limits, &mut report);
-        match pumped.and_then(|()| if self.durable { keep(&region, &mut report) } else { Ok(()) }) {
+        match pumped.and_then(|()| if self.durable { keep(&region, began, &mut report) } else { Ok(()) }) {
             Ok(()) => {
                 output::print(&report, self.json)?;
                 Ok(Outcome::Done)
@@ -255,32 +256,24 @@ fn ensure_syncing(region: &Region) -> Result<()> {
     Ok(())
 }
 
-/// That the journal has all that was ever submitted: nothing else says where lines are that were there long ago.
-fn ensure_whole(region: &Region) -> Result<()> {
-    let (first, journal) = (region.first_index(), region.journal());
-    let since = journal.and_then(|journal| journal.since).map_or(first, Seq::get);
-    ensure!(
-        since <= first,
-        "--durable: nothing says that the lines which were in the order before are on the disk: the journal has what is \
-         from index {since} on"
-    );
-    Ok(())
-}
-
-/// Waits until all that this name has submitted is on the disk, saying now and then what it waits for.
-fn keep(region: &Region, report: &mut SubmitReport) -> Result<()> {
-    if report.skipped > 0 {
-        ensure_whole(region)?;
-    }
+/// Waits until all that this name has submitted is on the disk, saying now and then what it waits for. What it submits now
+/// comes at or behind an index.
+fn keep(region: &Region, began: Seq, report: &mut SubmitReport) -> Result<()> {
+    // Nothing says where lines are that were there long ago.
+    let first = if report.skipped > 0 { Seq::new(region.first_index()) } else { began };
     if report.next > 0 {
         // Where the last one is may be long forgotten; it is somewhere before here.
         let end = region.snapshot().next.get();
         let seq = Seq::new(report.seq.unwrap_or(end - 1));
         loop {
-            match region.wait_durable(seq, Instant::now() + PATIENCE) {
+            match region.wait_durable_from(first, seq, Instant::now() + PATIENCE) {
                 Err(DurableError::Late { journal, .. }) => {
                     complain(format_args!("still waiting for the disk: {journal}"));
                 }
+                Err(DurableError::Before { since, .. }) => bail!(
+                    "--durable: nothing says that all lines are on the disk, those which were in the order before included: \
+                     the journal has what is from index {since} on"
+                ),
                 waited => break waited?,
             }
         }

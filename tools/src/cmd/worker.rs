@@ -128,7 +128,7 @@ impl Args {
         if let Some(rank) = self.rank {
             options = options.rank(rank);
         }
-        let mut stage = match self.begin(&region, &name, &options, mark.as_ref())? {
+        let mut stage = match self.begin(&region, &name, &options, mark.as_mut())? {
             Some(history) => Stage::of_history(history),
             None => Stage::of_worker(Worker::join_with(&region, &name, &options)?),
         };
@@ -172,7 +172,8 @@ impl Args {
         };
         // The name first: another one may be printing there.
         let bookmark = Bookmark::open(dir, name)?;
-        let (out, file) = output::sink_behind(&self.out)?;
+        // What was printed behind the bookmark comes again, so half a line of it need not stay.
+        let (out, file) = output::sink_behind(&self.out, bookmark.next().is_some())?;
         let is_new = bookmark.next().is_none() && self.from.is_none();
         ensure!(
             !is_new || file.metadata()?.len() == 0,
@@ -190,18 +191,21 @@ impl Args {
         region: &Region,
         name: &str,
         options: &JoinOptions,
-        mark: Option<&Mark>,
+        mark: Option<&mut Mark>,
     ) -> Result<Option<CatchUp>> {
         let Some(dir) = &self.journal else { return Ok(None) };
-        let marked = mark.and_then(|mark| mark.bookmark.next().zip(mark.bookmark.digest()));
+        let marked = mark.as_ref().and_then(|mark| mark.bookmark.next().zip(mark.bookmark.digest()));
         if let Some((next, digest)) = marked {
             return Ok(Some(CatchUp::open(region, name, dir, next, options)?.expecting(digest)?));
         }
-        let from = match self.from {
-            Some(from) => Seq::new(from),
-            None => Replay::open(dir)?.first(),
-        };
-        Ok(Some(CatchUp::open(region, name, dir, from, options)?))
+        let replay = Replay::open(dir)?;
+        let from = self.from.map_or(replay.first(), Seq::new);
+        let history = CatchUp::open(region, name, dir, from, options)?;
+        // Before anything is printed: who is killed then has said where it began. What is ahead of the journal is not known.
+        if let Some(mark) = mark.filter(|_| from <= replay.end()) {
+            mark.set(from, replay.from(from)?.digest())?;
+        }
+        Ok(Some(history))
     }
 }
 
@@ -246,10 +250,10 @@ impl Mark {
     }
 }
 
-/// Whether all before an index is on the disk, or nobody would say so.
+/// Whether all before an index is on the disk, or nobody would say so. Of a region that is lost nobody knows.
 fn is_durable(region: &Region, next: Seq, until: Instant) -> bool {
     let last = Seq::new(next.get().saturating_sub(1));
-    !matches!(region.wait_durable(last, until), Err(DurableError::Late { .. }))
+    !matches!(region.wait_durable(last, until), Err(DurableError::Late { .. } | DurableError::Lost(_)))
 }
 
 /// What is printed next, and how far it was.
