@@ -857,13 +857,13 @@ impl Source {
         }
     }
 
-    /// That the source follows nobody.
+    /// That the source follows nobody else.
     fn is_first(&self, dir: &Path) -> Result<(), StandbyError> {
         match Duties::read(&*self.disk, &self.dir)?.follows {
-            Some(Word { path: first, .. }) => {
+            Some(Word { path: first, .. }) if !is_same(&first, dir) => {
                 Err(StandbyError::Chained { followed: self.dir.clone(), dir: dir.into(), first })
             }
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 

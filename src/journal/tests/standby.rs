@@ -762,6 +762,22 @@ fn a_standby_of_a_standby_is_promoted_by_force_alone() {
     assert_eq!(Duty::of(b).unwrap(), Duty::Standby { source: c.clone() });
 }
 
+/// Two that follow each other, for the first died while it was promoted: one of them is promoted, without force.
+#[test]
+fn of_two_that_follow_each_other_one_is_promoted() {
+    let (_temp, [a, b, _]) = three();
+    let standby = follow_at(&a, &b);
+    let word = std::fs::read(b.join("standby")).unwrap();
+    standby.promote(false).unwrap();
+    std::fs::write(b.join("standby"), word).unwrap();
+    drop(Standby::open(&b, &a, &options().adopt(true)).unwrap());
+    Standby::resume(&b, &options()).unwrap().promote(false).unwrap();
+    assert_eq!((primaries(&[a.clone(), b.clone()]), Duty::of(&b).unwrap()), (1, Duty::Journal));
+    // The other one follows it, and can take its place in turn.
+    Standby::resume(&a, &options()).unwrap().promote(false).unwrap();
+    assert_eq!((primaries(&[a.clone(), b]), Duty::of(&a).unwrap()), (1, Duty::Journal));
+}
+
 /// One that was superseded and is to follow, and died when it had said half of it, goes on, and can be promoted.
 #[test]
 fn who_dies_between_both_files_goes_on() {
