@@ -255,19 +255,28 @@ impl Bookmark {
         let _lock = if goes_on { None } else { Some(self.hold(next)?) };
         let (new, path) = (path_of(dir, self.name, NEW_SUFFIX), path_of(dir, self.name, SUFFIX));
         let marked = Marked { name: self.name, next, digest, kept: kept::now() };
-        let file = disk.create(&new).map_err(io_error(&new, "create"))?;
-        write_all(&*file, &mut [IoSlice::new(&marked.encode(self.uuid))], 0)
-            .map_err(io_error(&new, "write"))?;
-        crash_point!("bookmark.written");
-        file.sync(true).map_err(io_error(&new, "sync"))?;
-        crash_point!("bookmark.synced");
-        disk.rename(&new, &path).map_err(io_error(&path, "name"))?;
+        if let Err(error) = self.write(&marked, &new, &path) {
+            // Its room is wanted; if this fails as well, whoever sets or prunes next does it.
+            let _ = disk.remove(&new);
+            return Err(error);
+        }
         // Whoever prunes from now on goes by this, whether it is known to stay or not.
         self.marked = Some(marked);
         crash_point!("bookmark.named");
         disk.sync_dir(dir).map_err(io_error(dir, "sync directory"))?;
         crash_point!("bookmark.kept");
         Ok(())
+    }
+
+    /// Writes it, and gives it its name.
+    fn write(&self, marked: &Marked, new: &Path, path: &Path) -> Result<(), BookmarkError> {
+        let file = self.disk.create(new).map_err(io_error(new, "create"))?;
+        write_all(&*file, &mut [IoSlice::new(&marked.encode(self.uuid))], 0)
+            .map_err(io_error(new, "write"))?;
+        crash_point!("bookmark.written");
+        file.sync(true).map_err(io_error(new, "sync"))?;
+        crash_point!("bookmark.synced");
+        self.disk.rename(new, path).map_err(io_error(path, "name"))
     }
 
     /// Whoever prunes waits; and the index is there.

@@ -195,8 +195,13 @@ fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Word>, ReplayError> {
 fn keep(disk: &dyn Disk, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
     let (new, path) = (dir.join(NEW), dir.join(name));
     let file = disk.create(&new).map_err(io_error(&new, "create"))?;
-    write_all(&*file, &mut [IoSlice::new(bytes)], 0).map_err(io_error(&new, "write"))?;
-    publish(disk, dir, &*file, &new, &path)
+    let written = write_all(&*file, &mut [IoSlice::new(bytes)], 0).map_err(io_error(&new, "write"));
+    let kept = written.and_then(|()| publish(disk, dir, &*file, &new, &path));
+    if kept.is_err() {
+        // Its room is wanted; if this fails as well, who says it next does it.
+        let _ = disk.remove(&new);
+    }
+    kept
 }
 
 fn forget(disk: &dyn Disk, dir: &Path, name: &str) -> Result<(), JournalError> {

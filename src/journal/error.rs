@@ -122,7 +122,7 @@ pub enum ReplayError {
 pub enum JournalError {
     /// The file system failed. Nothing is acknowledged as durable until the segment has been written anew; the next call
     /// tries that.
-    #[error("journal: cannot {what} {}: {source}", path.display())]
+    #[error("cannot {what} {}: {source}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
@@ -139,6 +139,17 @@ pub enum JournalError {
     Busy {
         /// The directory.
         dir: PathBuf,
+    },
+    /// A standby follows another directory into it just now, or is being promoted.
+    #[error(
+        "a standby of {} has {}: end it first, that is the `seriatim journal follow` into there (SIGTERM)",
+        followed.display(), dir.display()
+    )]
+    Followed {
+        /// The directory.
+        dir: PathBuf,
+        /// The one that the standby follows.
+        followed: PathBuf,
     },
     /// The directory has the journal of another region.
     #[error("{} has the journal of region {found}, this one is {expected}", dir.display())]
@@ -217,7 +228,7 @@ pub enum JournalError {
         expected: u64,
     },
     /// After an error, what had been written but not synced could not be read back.
-    #[error("journal: {} no longer has the records {from}..{to}, which were written but not synced", path.display())]
+    #[error("{} no longer has the records {from}..{to}, which were written but not synced", path.display())]
     Vanished {
         /// The segment's file.
         path: PathBuf,

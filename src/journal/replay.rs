@@ -309,6 +309,12 @@ impl Replay {
         Digest(self.at.digest)
     }
 
+    /// Where the segment begins that it is in: all before that is on the disk for good, for a segment is begun when the one
+    /// before it is sealed.
+    pub(super) fn segment_start(&self) -> Point {
+        self.segment.header.start
+    }
+
     /// The incarnation that is current at [`position`](Self::position), 0 if there was none yet.
     #[must_use]
     pub fn incarnation(&self) -> u64 {

@@ -136,7 +136,8 @@ pub struct Held {
 impl fmt::Display for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Held { by, at, segments, bytes } = self;
-        write!(f, "{by} needs index {at} and what follows: {segments} segments, {bytes} B, stay for it")
+        let (what, stay) = if *segments == 1 { ("segment", "stays") } else { ("segments", "stay") };
+        write!(f, "{by} needs index {at} and what follows: {segments} {what}, {bytes} B, {stay} for it")
     }
 }
 

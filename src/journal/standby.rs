@@ -14,6 +14,10 @@
 //! What it has is what the source had written, not what was acknowledged there, so it may be behind that, and, after the
 //! source's machine has lost power, ahead: then it has what nobody was told to be durable, and says so.
 //!
+//! **What it still needs is not pruned.** It keeps a [`Bookmark`] beside its source, at the beginning of the segment there
+//! that has what is durable here: whole segments are pruned, and all before one that was begun is on the disk there, too. It
+//! stays when the standby ends, and goes when that is promoted. At a source that cannot be written to it does without.
+//!
 //! **It goes on where its own directory ends.** Whenever it opens its source, at the start and after anything was wrong, the
 //! digest there has to be its own. So it does not matter what became of the source meanwhile: rotated, sealed, mended,
 //! away for a while, or come back as another history, of which nothing is taken.
@@ -33,6 +37,7 @@ use seriatim_ring::Seq;
 
 use super::JournalError;
 use super::batch::Payload;
+use super::bookmark::{Bookmark, BookmarkError};
 use super::disk::{Disk, Local};
 use super::duty::{Duties, Duty, Word};
 use super::error::ReplayError;
@@ -45,6 +50,7 @@ use super::writer::{Shelf, Writer, lock};
 use crate::Digest;
 use crate::crash_point;
 use crate::fork;
+use crate::name::{Name, NameError};
 use crate::region::header::Uuid;
 
 /// How a standby is written.
@@ -54,11 +60,14 @@ pub struct StandbyOptions {
     segment_bytes: u64,
     sync: SyncPolicy,
     adopts: bool,
+    name: Option<String>,
+    promotes: bool,
 }
 
 impl Default for StandbyOptions {
     fn default() -> Self {
-        StandbyOptions { segment_bytes: 64 << 20, sync: SyncPolicy::default(), adopts: false }
+        let (segment_bytes, sync) = (64 << 20, SyncPolicy::default());
+        StandbyOptions { segment_bytes, sync, adopts: false, name: None, promotes: false }
     }
 }
 
@@ -81,9 +90,23 @@ impl StandbyOptions {
     }
 
     /// Whether it goes on in a directory whose journal is no standby's: a copy of the source's, or what was superseded and
-    /// comes back; default no. It has to be of the same history.
+    /// comes back; default no. It has to be of the same history, and to have nothing that the source has not: what it had
+    /// beyond that would be lost.
     pub fn adopt(mut self, adopts: bool) -> Self {
         self.adopts = adopts;
+        self
+    }
+
+    /// The name of its bookmark beside its source; by default one that follows from the path of its directory.
+    pub fn name(mut self, name: &str) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Whether it is opened to be [promoted](Standby::promote) at once; default no. What is wrong with its source is then for
+    /// that to say, or to bear, and not for [`Standby::open`].
+    pub fn promotes(mut self, promotes: bool) -> Self {
+        self.promotes = promotes;
         self
     }
 }
@@ -108,6 +131,13 @@ impl Lag {
     pub fn indexes(&self) -> Option<u64> {
         self.source_end.map(|end| end.get().saturating_sub(self.own_end.get()))
     }
+
+    /// How many indexes it has that its source does not have, as far as is known: the source has lost them, or writes them
+    /// anew.
+    #[must_use]
+    pub fn ahead(&self) -> Option<u64> {
+        self.source_end.map(|end| self.own_end.get().saturating_sub(end.get()))
+    }
 }
 
 /// A standby was promoted: its directory is a journal's, with which a region goes on.
@@ -130,6 +160,10 @@ pub struct Promoted {
     pub is_fenced: bool,
     /// Why that may not be all that the source had, where it was promoted by force.
     pub trouble: Option<String>,
+    /// The source has another history: from some index on each of both has what the other one has not.
+    pub has_diverged: bool,
+    /// That index, if the source has another history and it is known.
+    pub parted_at: Option<Seq>,
 }
 
 impl fmt::Display for Promoted {
@@ -141,8 +175,14 @@ impl fmt::Display for Promoted {
             write!(f, ", {taken} of them taken just now")?;
         }
         if let Some(trouble) = &self.trouble {
-            write!(f, "; BY FORCE: {trouble}; what {followed} had from index {next} on is LOST here")?;
+            write!(f, "; BY FORCE: {trouble}; ")?;
+            if self.has_diverged {
+                self.say_where_they_part(f)?;
+            } else {
+                write!(f, "what {followed} had from index {next} on is LOST here")?;
+            }
             match self.source_end {
+                _ if self.has_diverged => {}
                 Some(end) => {
                     let lost = end.get().saturating_sub(next.get());
                     write!(
@@ -164,6 +204,26 @@ impl fmt::Display for Promoted {
     }
 }
 
+impl Promoted {
+    /// What each of both has alone.
+    fn say_where_they_part(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Promoted { dir, followed, next, .. } = self;
+        let (dir, followed) = (dir.display(), followed.display());
+        let Some((at, end)) = self.parted_at.zip(self.source_end) else {
+            return write!(
+                f,
+                "where the histories of {followed} and {dir} part is not known: what {followed} alone had is LOST here, and \
+                 may have been acknowledged there"
+            );
+        };
+        write!(
+            f,
+            "the histories part at index {at}: {at}..{end} of {followed} is LOST here, and may have been acknowledged \
+             there; {at}..{next} is in {dir} alone"
+        )
+    }
+}
+
 /// A standby cannot follow, or not be promoted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -172,7 +232,7 @@ pub enum StandbyError {
     #[error("cannot follow: {0}")]
     Source(#[source] ReplayError),
     /// The standby's own journal cannot be written.
-    #[error("standby: {0}")]
+    #[error(transparent)]
     Own(#[from] JournalError),
     /// The source's directory and the standby's are one.
     #[error("{} cannot follow itself", dir.display())]
@@ -245,11 +305,27 @@ pub enum StandbyError {
         /// The index behind the last one of the standby.
         end: Seq,
     },
+    /// The directory was to become a standby's, and has what the source has not: it would be dropped, or be in the way.
+    #[error(
+        "{} ends at index {end}, expected {expected} at most: what it has from there on is not in {}, and would be lost; keep \
+         it, and follow into an empty directory",
+        dir.display(), followed.display()
+    )]
+    Ahead {
+        /// The source's directory.
+        followed: PathBuf,
+        /// The one that was to become a standby's.
+        dir: PathBuf,
+        /// The index behind its last one.
+        end: Seq,
+        /// The index at which the source took its place; or the one behind the last one of the source.
+        expected: Seq,
+    },
     /// The source no longer has what comes next.
     #[error(
-        "{} begins at index {first} now, {} ends at {next}: {next}..{first} is no longer there; follow into an empty \
-         directory, or into a copy of the source (`follow --adopt`)",
-        followed.display(), dir.display()
+        "{} begins at index {first} now, {} ends at {next}: {next}..{first} was pruned there; follow into an empty \
+         directory, or into a copy of the source (`follow --adopt`); promoted by force, {} goes on without it",
+        followed.display(), dir.display(), dir.display()
     )]
     Pruned {
         /// The source's directory.
@@ -314,6 +390,9 @@ pub enum StandbyError {
         #[source]
         why: Box<JournalError>,
     },
+    /// No bookmark can be called that.
+    #[error(transparent)]
+    Name(#[from] NameError),
     /// This process is a forked child of the one that opened the standby.
     #[error("this standby was opened in the parent process, before a fork")]
     Forked,
@@ -393,6 +472,7 @@ pub struct Standby {
     last_sync: Instant,
     cut: Option<Cut>,
     failing: Option<String>,
+    mark: Mark,
     /// What the source has is taken whoever superseded it.
     is_promoted: bool,
 }
@@ -446,6 +526,10 @@ impl Standby {
         if duties.follows.is_none() && !options.adopts && has_journal(&*disk, dir)? {
             return Err(StandbyError::NotAStandby { dir: dir.into() });
         }
+        let name = match &options.name {
+            Some(name) => Name::new(name)?,
+            None => name_for(dir),
+        };
         let shelf = shelf.recovered()?;
         let cut = shelf.ending.as_ref().and_then(|ending| ending.cut.clone());
         let (at, world, origin) = match (&shelf.ending, shelf.origin()) {
@@ -453,9 +537,15 @@ impl Standby {
             _ => beginning(&*source_disk, source)?,
         };
         let mut source = Source { disk: source_disk, dir: source.into(), replay: None, end: None };
-        match source.open(&at, &origin, dir) {
-            Err(error) if !error.is_of_source() => return Err(error),
-            _ => {}
+        let opened = source.open(&at, &origin, dir);
+        if shelf.ending.is_some() && (duties.follows.is_none() || duties.superseded.is_some()) {
+            // It becomes a standby's now: what it alone has is looked for while it still says what it was.
+            adoptable(opened, duties.superseded.as_ref().map(|word| word.next))?;
+        } else if let Err(error) = opened
+            && !error.is_of_source()
+            && !options.promotes
+        {
+            return Err(error);
         }
         let number = duties.number();
         if duties.follows.as_ref().map(|word| &word.path) != Some(&source.dir) || duties.superseded.is_some()
@@ -465,8 +555,14 @@ impl Standby {
         }
         crash_point!("standby.named");
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
+        let mut mark = Mark { name, bookmark: None, wanted: None, due: None, said: None };
+        if !options.promotes {
+            // What comes next is not to be pruned while it has not come.
+            mark.set(&source, writer.durable());
+        }
         let (sync, last_sync, dir) = (options.sync, Instant::now(), dir.into());
         Ok(Standby {
+            mark,
             source,
             disk,
             dir,
@@ -503,6 +599,12 @@ impl Standby {
     #[must_use]
     pub fn durable(&self) -> Seq {
         self.writer.durable().next
+    }
+
+    /// The name of its bookmark beside its source, if it could be set there.
+    #[must_use]
+    pub fn bookmark(&self) -> Option<&str> {
+        self.mark.bookmark.as_ref().map(Bookmark::name)
     }
 
     /// What was cut off the end of what a predecessor left.
@@ -610,6 +712,9 @@ impl Standby {
     }
 
     fn succeed(&mut self) {
+        if !self.is_promoted {
+            self.mark.set(&self.source, self.writer.durable());
+        }
         if self.failing.take().is_some() {
             tracing::warn!("{}: follows again, from index {} on", self.dir.display(), self.next());
         }
@@ -620,6 +725,7 @@ impl Standby {
         if !matches!(error, StandbyError::Own(_)) {
             // Whatever it is: it is looked at anew, and compared.
             self.source.replay = None;
+            (self.mark.bookmark, self.mark.wanted) = (None, None);
         }
         let text = error.to_string();
         if error.may_pass() && self.failing.as_ref() != Some(&text) {
@@ -686,7 +792,7 @@ impl Standby {
     ///
     /// By force it does so also if a journal still writes the source, or that cannot be read or written: then
     /// [`Promoted::trouble`] says why, and nobody but the operator knows what the source has beyond it, and that nobody
-    /// goes on there.
+    /// goes on there. Of a source that has another history, [`Promoted::parted_at`] says from which index on.
     ///
     /// Where the source's directory is no journal's, but superseded by another one or a standby itself, this takes force, too:
     /// another directory may be gone on with then, which is not told of this one. What a source says of who superseded it
@@ -728,11 +834,16 @@ impl Standby {
         let is_taken = matches!(goes_on, Err(StandbyError::Superseded { .. }));
         bear(goes_on.and_then(|()| self.source.is_first(&self.dir)), force, &mut trouble)?;
         let drained = match self.drain(locked.is_none(), each) {
-            // It has lost what it had not synced: all that is left of it is here.
-            Err(StandbyError::Behind { .. }) if self.has_all()? => Ok(()),
+            Err(error @ StandbyError::Behind { .. }) => match self.has_all() {
+                // It has lost what it had not synced: all that is left of it is here.
+                Ok(true) => Ok(()),
+                has_all => has_all.and(Err(error)),
+            },
             drained => drained,
         };
         let is_other = matches!(drained, Err(StandbyError::OtherRegion { .. }));
+        let has_diverged =
+            matches!(drained, Err(StandbyError::Behind { .. } | StandbyError::OtherHistory { .. }));
         bear(drained, force, &mut trouble)?;
         crash_point!("promote.taken");
         self.writer.seal()?;
@@ -745,6 +856,7 @@ impl Standby {
                 bear(written.map_err(|why| self.out_of_reach(why)), force, &mut trouble)?.is_some()
             };
         crash_point!("promote.fenced");
+        self.mark.remove(&self.source);
         Duty::Journal.write(&*self.disk, &self.dir, self.origin.uuid, self.number)?;
         crash_point!("promote.done");
         Ok(Promoted {
@@ -756,7 +868,16 @@ impl Standby {
             source_end: self.source.end,
             is_fenced,
             trouble,
+            has_diverged,
+            parted_at: if has_diverged { self.parting() } else { None },
         })
+    }
+
+    /// The index from which on its source has another history, as far as both can be read.
+    fn parting(&self) -> Option<Seq> {
+        let source = Replay::open_on(self.source.disk.clone(), &self.source.dir, false);
+        let own = Replay::open_on(self.disk.clone(), &self.dir, false);
+        parting(own.ok()?, source.ok()?).ok().flatten()
     }
 
     /// Whether a source that ends before this has the same history up to there.
@@ -800,6 +921,148 @@ impl Standby {
 const SHORTEST: Duration = Duration::from_millis(1);
 /// The longest, and how long what failed is left alone.
 const LONGEST: Duration = Duration::from_millis(50);
+
+/// How long a bookmark is left alone that could not be set.
+const AGAIN: Duration = Duration::from_secs(10);
+
+/// Its bookmark beside its source.
+#[derive(Debug)]
+struct Mark {
+    name: Name,
+    bookmark: Option<Bookmark>,
+    /// Where it is to be set when all before is durable: the beginning of a segment of the source, for what comes before that
+    /// is on the disk there, too, and a loss of power there leaves no bookmark that is ahead of its journal.
+    wanted: Option<Point>,
+    /// When it is tried again.
+    due: Option<Instant>,
+    /// Why it could not be set, as it was said last.
+    said: Option<String>,
+}
+
+impl Mark {
+    /// Sets it, if its source has begun another segment and what comes before that is durable. Where that cannot be, it is
+    /// said once, and the standby goes on without.
+    fn set(&mut self, source: &Source, durable: &Point) {
+        let Some(replay) = &source.replay else { return };
+        let wanted = *self.wanted.get_or_insert(replay.segment_start());
+        if durable.next < wanted.next {
+            return;
+        }
+        self.wanted = None;
+        let (next, digest) = (wanted.next, Digest(wanted.digest));
+        let is_set = |bookmark: &Bookmark| bookmark.next() == Some(next) && bookmark.digest() == Some(digest);
+        let is_early = self.due.is_some_and(|due| Instant::now() < due);
+        if is_early || self.bookmark.as_ref().is_some_and(is_set) {
+            return;
+        }
+        match self.keep(source, next, digest) {
+            Ok(()) => (self.due, self.said) = (None, None),
+            Err(error) => {
+                (self.bookmark, self.due) = (None, Some(Instant::now() + AGAIN));
+                self.say(source, error);
+            }
+        }
+    }
+
+    fn keep(&mut self, source: &Source, next: Seq, digest: Digest) -> Result<(), BookmarkError> {
+        let mut bookmark = match self.bookmark.take() {
+            Some(bookmark) => bookmark,
+            None => self.open(source)?,
+        };
+        bookmark.keep(next, digest)?;
+        self.bookmark = Some(bookmark);
+        Ok(())
+    }
+
+    fn open(&self, source: &Source) -> Result<Bookmark, BookmarkError> {
+        Bookmark::open_on(source.disk.clone(), &source.dir, self.name.as_str())
+    }
+
+    /// Takes it away: nothing more is needed there. Whoever forgets it by hand does the same.
+    fn remove(&mut self, source: &Source) {
+        let opened = self.bookmark.take().map_or_else(|| self.open(source), Ok);
+        // A source that cannot be looked at is told of anyhow.
+        if let Ok(bookmark) = opened
+            && bookmark.next().is_some()
+            && let Err(error) = bookmark.remove()
+        {
+            tracing::warn!(
+                "{error}; `seriatim journal forget {} {}` does it",
+                source.dir.display(),
+                self.name.as_str()
+            );
+        }
+    }
+
+    fn say(&mut self, source: &Source, error: BookmarkError) {
+        let text = error.to_string();
+        if self.said.as_ref() != Some(&text) {
+            tracing::warn!(
+                "no bookmark {:?} is kept in {}, so pruning there does not wait for this standby: {text}",
+                self.name.as_str(),
+                source.dir.display()
+            );
+            self.said = Some(text);
+        }
+    }
+}
+
+/// The name of the bookmark of a standby in a directory: that of the directory, and what its whole path comes to.
+fn name_for(dir: &Path) -> Name {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.into());
+    let path = crc32c::crc32c(dir.as_os_str().as_encoded_bytes());
+    let mut stem = String::new();
+    for c in dir.file_name().unwrap_or_default().to_string_lossy().chars().filter(|c| !c.is_control()) {
+        if stem.len() + c.len_utf8() > STEM {
+            break;
+        }
+        stem.push(c);
+    }
+    Name::cut(&format!("standby-{path:08x}-{stem}"))
+}
+
+/// How much of a directory's name there is room for.
+const STEM: usize = 15;
+
+/// Whether a directory that is no standby's can become one: its source has all that it has. Until that is known it stays what it is.
+fn adoptable(opened: Result<(), StandbyError>, superseded: Option<Seq>) -> Result<(), StandbyError> {
+    match opened {
+        Err(StandbyError::Behind { followed, dir, source_end, end }) => {
+            let expected = superseded.map_or(source_end, |next| next.min(source_end));
+            Err(StandbyError::Ahead { followed, dir, end, expected })
+        }
+        Err(StandbyError::OtherHistory { followed, dir, seq: end, found, expected }) => match superseded {
+            Some(expected) if end > expected => Err(StandbyError::Ahead { followed, dir, end, expected }),
+            _ => Err(StandbyError::OtherHistory { followed, dir, seq: end, found, expected }),
+        },
+        opened => opened,
+    }
+}
+
+/// The index from which on two journals of one region differ: all before it is the same, in what both have. `None` if they
+/// differ where the later one of both begins, so that it lies before that.
+fn parting(mut one: Replay, mut other: Replay) -> Result<Option<Seq>, ReplayError> {
+    let mut low = one.first().max(other.first()).get();
+    let mut high = one.end().min(other.end()).get();
+    if low > high {
+        return Ok(None);
+    }
+    let mut at = low;
+    let mut is_same_somewhere = false;
+    loop {
+        (one, other) = (one.from(Seq::new(at))?, other.from(Seq::new(at))?);
+        // A digest is that of all before: once they differ they do from there on.
+        match (one.digest() == other.digest(), is_same_somewhere) {
+            (true, _) => (low, is_same_somewhere) = (at, true),
+            (false, true) => high = at - 1,
+            (false, false) => return Ok(None),
+        }
+        if low == high {
+            return Ok(Some(Seq::new(low)));
+        }
+        at = low + (high - low).div_ceil(2);
+    }
+}
 
 /// By force, what is wrong with the source is noted and borne.
 fn bear<T>(

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use super::JournalError;
 use super::batch::{Batch, COPIED, Payload};
 use super::disk::{Disk, DiskFile};
-use super::duty::Duty;
+use super::duty::{Duties, Duty};
 use super::error::ReplayError;
 use super::format::{
     FOOTER_BYTES, Footer, Head, Header, LONGEST_HEAD, MARK_BYTES, Origin, PLACE_BYTES, Place, Point, STRIDE,
@@ -157,6 +157,15 @@ pub(super) fn lock(
     }
 }
 
+/// Who has a directory locked, as far as that says it.
+fn busy(disk: &dyn Disk, dir: &Path) -> JournalError {
+    let dir = dir.to_path_buf();
+    match Duties::read(disk, &dir).map(|duties| duties.follows) {
+        Ok(Some(word)) => JournalError::Followed { dir, followed: word.path },
+        _ => JournalError::Busy { dir },
+    }
+}
+
 impl Shelf {
     /// Locks a directory, makes it if it is not there, and seals what a predecessor left. Who has it locked may be dying,
     /// and is waited for, for so long.
@@ -179,7 +188,7 @@ impl Shelf {
         linger: Duration,
     ) -> Result<Shelf, JournalError> {
         disk.make_dir(dir).map_err(io_error(dir, "make directory"))?;
-        let lock = lock(&*disk, dir, linger)?.ok_or_else(|| JournalError::Busy { dir: dir.into() })?;
+        let lock = lock(&*disk, dir, linger)?.ok_or_else(|| busy(&*disk, dir))?;
         Ok(Shelf { disk, dir: dir.into(), lock, origin, number: 0, ending: None })
     }
 
@@ -285,17 +294,34 @@ fn rewrite(
     let (new, path) = (path_of(dir, first, NEW_SUFFIX), path_of(dir, first, SUFFIX));
     let file = disk.create(&new).map_err(io_error(&new, "create"))?;
     let footer = Footer::encode(end, after, places, old.seed());
-    file.reserve(end + footer.len() as u64).map_err(io_error(&new, "reserve"))?;
+    let copied = copy_into(&*file, old, end, &footer, &new);
+    let published = copied.and_then(|()| publish(disk, dir, &*file, &new, &path));
+    if published.is_err() {
+        // Its room is wanted; if this fails as well, who begins next does it.
+        let _ = disk.remove(&new);
+    }
+    published
+}
+
+/// What a segment has up to an offset, and a footer behind that.
+fn copy_into(
+    file: &dyn DiskFile,
+    old: &mut Segment,
+    end: u64,
+    footer: &[u8],
+    new: &Path,
+) -> Result<(), JournalError> {
+    file.reserve(end + footer.len() as u64).map_err(io_error(new, "reserve"))?;
     crash_point!("journal.mending");
     let mut at = 0;
     old.copy(0, end, |bytes| {
-        write_all(&*file, &mut [IoSlice::new(bytes)], at).map_err(io_error(&new, "write"))?;
+        write_all(file, &mut [IoSlice::new(bytes)], at).map_err(io_error(new, "write"))?;
         at += bytes.len() as u64;
-        Ok(())
+        Ok::<_, JournalError>(())
     })?;
-    write_all(&*file, &mut [IoSlice::new(&footer)], end).map_err(io_error(&new, "write"))?;
+    write_all(file, &mut [IoSlice::new(footer)], end).map_err(io_error(new, "write"))?;
     crash_point!("journal.mended");
-    publish(disk, dir, &*file, &new, &path)
+    Ok(())
 }
 
 /// Gives a file that is complete its name, for good.

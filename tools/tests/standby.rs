@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use common::*;
 use nix::sys::signal::Signal;
-use seriatim::journal::{Duty, Journal, JournalOptions, Replay, verify};
+use seriatim::journal::{Bookmark, Duty, Journal, JournalOptions, Replay, verify};
 use seriatim::{Attached, Config, Event, Producer, Region, Sequenced, Sequencer, SequencerConfig};
 use tempfile::TempDir;
 
@@ -306,6 +306,8 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("journal", "mending" | "mended") => &[Successor, Promotion],
         ("journal", _) => &[First, Successor, Promotion],
         ("standby", _) => &[First, Successor],
+        ("bookmark", "removed" | "forgotten") => &[Promotion],
+        ("bookmark", _) => &[First, Successor],
         ("promote", _) => &[Promotion],
         _ => &[],
     }
@@ -356,6 +358,7 @@ fn dies(source: &Path, point: &str, pass: u64, scene: Scene) {
     assert_same(&from, &dir);
     let audit = verify(&dir).unwrap();
     assert!(audit.is_sound(), "{context}: {audit:?}");
+    assert!(Bookmark::list(&from).unwrap().is_empty(), "{context}: its bookmark went");
     let restored = Region::restore(folder.path().join("region"), &dir, &Config::new()).unwrap();
     assert_eq!((restored.next, restored.digest), (audit.end, audit.digest), "{context}");
     assert!(Region::restore(folder.path().join("other"), &from, &Config::new()).is_err(), "{context}");
@@ -381,6 +384,13 @@ fn a_standby_that_dies_at_any_step_goes_on_and_is_promoted_whole_or_not_at_all()
     assert!(points > 15 || !only.is_empty(), "{points}");
 }
 
+/// The name of the only bookmark in a directory.
+fn bookmark_of(dir: &str) -> String {
+    let found = run(&["journal", "stat", dir, "--json"]).with(0).json();
+    assert_eq!(found["bookmarks"].as_array().unwrap().len(), 1, "{found}");
+    found["bookmarks"][0]["name"].as_str().unwrap().into()
+}
+
 /// What an operator does by hand, and what is refused.
 #[test]
 fn the_tool_follows_promotes_and_says_how_far_it_is() {
@@ -394,14 +404,22 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     run_with(&["submit", &region, "-", "--durable"], b"one\ntwo\n").with(0);
     run(&["journal", "follow", &orders, &orders]).with(2).saying(&["cannot follow itself"]);
     let standby = follow(&orders, &spare, &["--json"]);
-    run(&["journal", "follow", &orders, &spare]).with(2).saying(&["another journal has", &spare]);
+    let name = bookmark_of(&orders);
+    assert!(name.starts_with("standby-") && name.ends_with("-spare"), "{name}");
+    run(&["journal", "forget", &orders, &name]).with(2).saying(&["another process has the bookmark", &name]);
+    run(&["journal", "follow", &orders, &spare]).with(2).saying(&["a standby of", &spare, "end it first"]);
     eventually("it has caught up", || end_of(&spare) == end_of(&orders));
     let found = run(&["journal", "stat", &spare, "--json"]).with(0).json();
     assert_eq!((&found["standby_of"], &found["source_end"]), (&orders.clone().into(), &found["end"]));
     let text = run(&["journal", "stat", &spare]).with(0).out;
     assert!(text.contains(&format!("standby of {orders}, 0 indexes behind it")), "{text}");
     run(&["journal", &region, &spare, "--name", "other"]).with(2);
-    run(&["journal", "promote", &spare]).with(2).saying(&["another journal has"]);
+    run(&["journal", "promote", &spare]).with(2).saying(&[
+        "a standby of",
+        &spare,
+        "journal follow",
+        "SIGTERM",
+    ]);
     let said = standby.stop().with(0).out;
     let last = said.lines().rfind(|line| line.contains("source_end")).unwrap();
     let last: serde_json::Value = serde_json::from_str(last).unwrap();
@@ -416,7 +434,7 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\n");
     run(&["journal", &region, &orders]).with(2).saying(&["superseded", &spare]);
     let text = run(&["journal", "stat", &orders]).with(0).out;
-    assert!(text.contains(&format!("superseded by {spare}")), "{text}");
+    assert!(text.contains(&format!("superseded by {spare}")) && !text.contains("bookmark \""), "{text}");
     run(&["journal", "follow", &orders, &spare]).with(2).saying(&["no standby's", "--adopt"]);
     sequencer.stop();
     // The same region goes on elsewhere.
@@ -429,4 +447,93 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\nfour\n");
     journal.stop().with(0);
     serving.stop().with(0);
+}
+
+/// A standby that was promoted by force took the place of a journal that had more: that is not adopted and lost.
+#[test]
+fn what_it_alone_has_is_not_adopted_and_lost() {
+    let disk = TempDir::new().unwrap();
+    let [orders, spare, other] = ["orders", "spare", "other"].map(|name| path(&disk.path().join(name)));
+    let region = Region::anonymous(&Config::new().lane_cells(1024)).unwrap();
+    let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+    let mut journal = Journal::open(&region, &orders, &JournalOptions::new().timeout(ANSWER)).unwrap();
+    let mut producer = Producer::attach(&region, "p0").unwrap();
+    let mut write = |count: u64| {
+        for _ in 0..count {
+            producer.submit(1, b"more").unwrap();
+        }
+        producer.wait_sequenced(producer.next_index() - 1).unwrap();
+        while journal.poll().unwrap() > 0 {}
+    };
+    write(20);
+    let standby = follow(&orders, &spare, &[]);
+    eventually("it has caught up", || end_of(&spare) == end_of(&orders));
+    standby.stop().with(0);
+    write(15);
+    drop(journal);
+    drop(producer);
+    sequencer.stop().unwrap();
+    let (had, has) = (end_of(&spare), end_of(&orders));
+    assert!(has >= had + 15);
+    let nowhere = path(&disk.path().join("nowhere"));
+    run(&["journal", "promote", &spare, "--source", &nowhere, "--force"]).with(1);
+    let text = run(&["journal", "follow", &spare, &orders, "--adopt"]).with(1);
+    text.saying(&[&orders, &format!("ends at index {has}"), &format!("expected {had} at most")]);
+    assert_eq!(Duty::of(&orders).unwrap(), Duty::Journal);
+    assert_eq!(end_of(&orders), has);
+    // Nor has it gone if the one that it follows is not to be seen.
+    run(&["journal", "follow", &nowhere, &orders, "--adopt"]).with(2);
+    assert_eq!(Duty::of(&orders).unwrap(), Duty::Journal);
+    // An empty directory can follow; what the old bookmark held goes with it.
+    follow(&spare, &other, &[]).stop().with(0);
+    run(&["journal", "forget", &orders, &bookmark_of(&orders)]).with(0);
+    run(&["journal", "promote", &other, "--json"]).with(0);
+}
+
+/// A source in which nothing can be written is followed without a bookmark, and that is said once.
+#[test]
+fn a_source_that_cannot_be_written_is_followed_without_a_bookmark() {
+    let disk = TempDir::new().unwrap();
+    let [orders, spare] = ["orders", "spare"].map(|name| disk.path().join(name));
+    written(&orders, 100);
+    // Nobody can lock what is a directory: also not who may write everywhere.
+    fs::remove_file(orders.join("lock")).unwrap();
+    fs::create_dir(orders.join("lock")).unwrap();
+    let (orders, spare) = (path(&orders), path(&spare));
+    let mut standby = Running::start(&mut seriatim(&["journal", "follow", &orders, &spare, "--every", "0"]));
+    let line = standby.line();
+    assert!(line.starts_with("following ") && line.ends_with("without a bookmark there"), "{line}");
+    eventually("it has caught up", || end_of(&spare) == end_of(&orders));
+    let ended = standby.stop().with(0);
+    ended.saying(&["no bookmark \"standby-", &orders, "does not wait for this standby"]);
+    assert!(Bookmark::list(&orders).unwrap().is_empty());
+}
+
+/// What its bookmark held was given up: it says so, and with what it is promoted by force.
+#[test]
+fn one_that_pruning_has_overtaken_says_so() {
+    let disk = TempDir::new().unwrap();
+    let [orders, spare] = ["orders", "spare"].map(|name| disk.path().join(name));
+    written(&orders, 300);
+    let (orders, spare) = (path(&orders), path(&spare));
+    let following = ["journal", "follow", &orders, &spare, "--segment-bytes", "4K"];
+    let mut dying = Doomed::start(seriatim(&following).env("SERIATIM_CRASH", "journal.written:2"));
+    dying.await_kill("it has begun");
+    let pruned = run(&["journal", "prune", &orders, "--keep-bytes", "0", "--json"]).with(0).json();
+    assert!(pruned["held"]["by"].as_str().unwrap().contains("standby-"), "{pruned}");
+    assert_eq!(pruned["first"], 0, "it still needs that");
+    run(&["journal", "forget", &orders, &bookmark_of(&orders)]).with(0);
+    run(&["journal", "prune", &orders, "--keep-bytes", "0"]).with(0);
+    let first = Replay::open(&orders).unwrap().first();
+    for refused in [&following[..], &["journal", "promote", &spare]] {
+        run(refused).with(1).saying(&[
+            &format!("begins at index {first} now"),
+            "was pruned there",
+            "by force",
+        ]);
+    }
+    let end = end_of(&spare);
+    let promoted = run(&["journal", "promote", &spare, "--force", "--json"]).with(1).json();
+    assert!(promoted["next"] == end && promoted["fenced"] == true, "{promoted}");
+    assert!(promoted["trouble"].as_str().unwrap().contains("was pruned there"), "{promoted}");
 }

@@ -1041,3 +1041,37 @@ fn a_snapshot_is_taken_apart_when_the_lock_is_let_go() {
     assert!(snapshots(&disk).list().unwrap().is_empty());
     assert!(!disk.list(dir()).unwrap().iter().any(|name| name.to_str().unwrap().ends_with(".part")));
 }
+
+/// What had no room is removed again, whatever it was: of a bookmark, of what says what a directory is for, and of a segment
+/// that is written anew.
+#[test]
+fn what_had_no_room_leaves_nothing() {
+    type Step = fn(&MemoryDisk) -> bool;
+    let steps: [(&str, Step); 3] = [
+        ("bookmark", |disk| keep(disk, "reader", seq(7)).is_ok()),
+        ("duty", |disk| {
+            let duty = crate::journal::Duty::Standby { source: PathBuf::from("/elsewhere") };
+            duty.write(disk, dir(), origin().uuid, 0).is_ok()
+        }),
+        // That it mends what its predecessor left.
+        ("segment", |disk| open(disk, SEGMENT).is_ok()),
+    ];
+    for (what, step) in steps {
+        let set = journal(30).copy();
+        assert!(step(&set), "{what}");
+        let (calls, mut failed, mut left) = (set.state().calls, 0, 0);
+        for from in 0..calls {
+            for code in [libc::ENOSPC, libc::EIO] {
+                let disk = journal(30).copy();
+                disk.state().fault = Some(Fault { from, count: 1, how: Failure::Error(code) });
+                failed += u64::from(!step(&disk));
+                let new = disk.names().into_iter().find(|name| name.ends_with(".new"));
+                assert_eq!(new, None, "{what}: error {code} at call {from}");
+                left += 1;
+                // And it comes to it.
+                assert!(step(&disk), "{what}");
+            }
+        }
+        assert!(failed > 4 && left > failed / 2, "{what}: {failed} of {left}");
+    }
+}

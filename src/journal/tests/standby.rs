@@ -12,7 +12,7 @@ use crate::journal::{
     Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError, StandbyOptions,
     SyncPolicy,
 };
-use crate::{Config, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+use crate::{Config, Digest, Producer, Region, Sequenced, Sequencer, SequencerConfig};
 
 const SEGMENT: u64 = 6 << 10;
 
@@ -518,7 +518,10 @@ fn no_moment_has_two_that_can_be_gone_on_with() {
             let how = Failure::Error(libc::EIO);
             let dying = [&source, &own][which];
             dying.state().fault = Some(Fault { from, count: u64::MAX, how });
-            assert_eq!(promote(&source, &own, false).is_ok(), from == calls, "disk {which}, call {from}");
+            // The bookmark goes when all that matters is done, and may stay: to remove it and to sync that are two calls.
+            let beside = if which == 0 { 2 } else { 0 };
+            let is_done = from >= calls - beside;
+            assert_eq!(promote(&source, &own, false).is_ok(), is_done, "disk {which}, call {from}");
             let logs = [source.state().log.clone(), own.state().log.clone()];
             for seed in 0..16 {
                 let choice = [Choice::Nothing, Choice::Everything][seed as usize % 2];
@@ -793,4 +796,253 @@ fn who_dies_between_both_files_goes_on() {
     assert!(!superseded.exists());
     standby.promote(false).unwrap();
     assert_eq!(primaries(&[a, b]), 1);
+}
+
+// ---- what is adopted --------------------------------------------------------------------------------------
+
+/// So many records that are not those of [`write`], from where a writer is on.
+fn write_others(writer: &mut Writer, count: u64) {
+    for _ in 0..count {
+        let (mut head, mut bytes) = record(writer.staged_to().next.get());
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+        head.spilled = None;
+        (head.shape, head.payload) = (bytes.len() as u64, payload_digest(&bytes));
+        if !writer.fits(&head) {
+            writer.rotate().unwrap();
+        }
+        writer.stage(&head, Payload::Here(&bytes));
+        writer.commit(None, true).unwrap();
+    }
+}
+
+/// Two directories after a promotion by force: the old one goes on to index 16, the new one was promoted at 10 and has so
+/// many other records since.
+fn torn(others: u64) -> (MemoryDisk, MemoryDisk) {
+    let ((old, mut writer), new) = (source(10), MemoryDisk::default());
+    catch_up(&mut follow(&old, &new));
+    let standby = follow(&old, &new);
+    // What it does not see any more.
+    old.state().is_gone = true;
+    let promoted = standby.promote(true).unwrap();
+    assert_eq!(promoted.next.get(), FIRST + 10);
+    old.state().is_gone = false;
+    write(&old, &mut writer, 6, 2, true);
+    drop(writer);
+    if others > 0 {
+        write_others(&mut open(&new, SEGMENT).unwrap(), others);
+    }
+    (old, new)
+}
+
+/// What was superseded has more than who took its place: it is not adopted, whoever is ahead now, and keeps all.
+#[test]
+fn what_the_source_has_not_is_not_given_up() {
+    let adopts = options().adopt(true);
+    for (others, is_told) in [(0, false), (3, false), (3, true), (9, true), (0, true)] {
+        let (old, new) = torn(others);
+        if is_told {
+            let (by, next) = (dir().to_path_buf(), Seq::new(FIRST + 10));
+            let digest = Digest(digest_at(FIRST + 10));
+            Duty::Superseded { by, next, digest }.write(&old, dir(), origin().uuid, 0).unwrap();
+        }
+        let (duty_before, names) = (duty(&old), old.segments());
+        let error = follow_as(&new, &old, &adopts).unwrap_err();
+        // By what it was told; else by what there is.
+        let most = if is_told { FIRST + 10 } else { FIRST + 10 + others };
+        let is_named = matches!(&error, StandbyError::Ahead { end, expected, .. }
+            if (end.get(), expected.get()) == (FIRST + 16, most));
+        assert!(is_named, "{others} {is_told}: {error}");
+        let both = [FIRST + 16, most].iter().all(|index| error.to_string().contains(&index.to_string()));
+        assert!(both, "{error}");
+        assert_eq!((duty(&old), old.segments()), (duty_before, names), "nothing was changed");
+        has_all(&old, FIRST + 16);
+    }
+    // Nor one of which that cannot be seen.
+    let (old, new) = torn(3);
+    new.state().is_gone = true;
+    let error = follow_as(&new, &old, &adopts).unwrap_err();
+    assert!(matches!(error, StandbyError::Source(_)), "{error}");
+    assert_eq!(duty(&old), Duty::Journal);
+    // What has less or the same becomes a standby.
+    let ((old, writer), new) = (source(10), MemoryDisk::default());
+    drop((follow(&old, &new), writer));
+    promote(&old, &new, false).unwrap();
+    write(&new, &mut open(&new, SEGMENT).unwrap(), 3, 1, true);
+    let mut back = follow_as(&new, &old, &adopts).unwrap();
+    catch_up(&mut back);
+    assert_eq!((back.next().get(), back.lag().ahead()), (FIRST + 13, Some(0)));
+}
+
+/// One that is ahead of its source does not say that it is behind.
+#[test]
+fn one_that_is_ahead_says_so() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    let lost = source.copy();
+    write(&source, &mut writer, 6, 2, true);
+    catch_up(&mut follow(&source, &own));
+    let mut standby = follow(&lost, &own);
+    assert!(standby.poll().is_err());
+    assert_eq!((standby.lag().ahead(), standby.lag().indexes()), (Some(6), Some(0)));
+}
+
+/// By force beside another history: at which index they part is said, whoever is ahead.
+#[test]
+fn where_two_histories_part_is_said() {
+    for others in [3, 9] {
+        let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+        let lost = source.copy();
+        write(&source, &mut writer, 6, 2, true);
+        catch_up(&mut follow(&source, &own));
+        drop(writer);
+        write_others(&mut open(&lost, SEGMENT).unwrap(), others);
+        let to_promote = options().promotes(true);
+        let promote = |force| follow_as(&lost, &own.copy(), &to_promote)?.promote(force);
+        let error = promote(false).unwrap_err();
+        let is_told = matches!(error, StandbyError::OtherHistory { .. } | StandbyError::Behind { .. });
+        assert!(is_told, "{error}");
+        let promoted = promote(true).unwrap();
+        assert!(promoted.has_diverged, "{promoted:?}");
+        assert_eq!(promoted.parted_at.map(Seq::get), Some(FIRST + 10));
+        let said = promoted.to_string();
+        let (at, end, next) = (FIRST + 10, FIRST + 10 + others, FIRST + 16);
+        for part in [
+            "BY FORCE",
+            &format!("part at index {at}"),
+            &format!("{at}..{end} of"),
+            &format!("{at}..{next} is in"),
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+        assert!(!said.contains("of what was seen"), "{said}");
+    }
+    // Where nothing can be compared any more, that is said.
+    let ((source, writer), own) = (source(10), MemoryDisk::default());
+    catch_up(&mut follow(&source, &own));
+    let lost = source.copy();
+    drop(writer);
+    write_others(&mut open(&lost, SEGMENT).unwrap(), 40);
+    for name in &lost.segments()[..2] {
+        lost.forget(name);
+    }
+    write(&source, &mut open(&source, SEGMENT).unwrap(), 50, 2, true);
+    catch_up(&mut follow(&source, &own));
+    let promoted = follow_as(&lost, &own, &options().promotes(true)).unwrap().promote(true).unwrap();
+    assert!(promoted.has_diverged && promoted.parted_at.is_none(), "{promoted:?}");
+    assert!(promoted.to_string().contains("part is not known"), "{promoted}");
+}
+
+/// Pruning has overtaken it: it is promoted by force alone, and what is missing is said.
+#[test]
+fn one_that_was_overtaken_is_promoted_by_force_alone() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    catch_up(&mut follow(&source, &own));
+    write(&source, &mut writer, 60, 3, true);
+    drop(writer);
+    for name in &source.segments()[..3] {
+        source.forget(name);
+    }
+    let first = Replay::open_on(Arc::new(source.clone()), dir(), false).unwrap().first();
+    let to_promote = options().promotes(true);
+    let error = follow_as(&source, &own, &to_promote).unwrap().promote(false).unwrap_err();
+    let is_named = matches!(&error, StandbyError::Pruned { next, first: there, .. }
+        if (next.get(), *there) == (FIRST + 10, first));
+    assert!(is_named && error.to_string().contains("was pruned there"), "{error}");
+    let promoted = follow_as(&source, &own, &to_promote).unwrap().promote(true).unwrap();
+    assert!(promoted.is_fenced && promoted.next.get() == FIRST + 10, "{promoted:?}");
+    assert!(promoted.to_string().contains("60 of what was seen"), "{promoted}");
+}
+
+// ---- its bookmark -----------------------------------------------------------------------------------------
+
+fn marks(disk: &MemoryDisk) -> Vec<u64> {
+    let found = crate::journal::bookmark::list(disk, dir(), origin().uuid).unwrap();
+    found.into_iter().map(|marked| marked.unwrap().next.get()).collect()
+}
+
+fn prune_all(disk: &MemoryDisk) {
+    let all = crate::journal::Retention::new().keep_bytes(0);
+    crate::journal::retention::Pruning::of(Arc::new(disk.clone()), dir(), &all).run().unwrap();
+}
+
+/// The source prunes all it can, all the while, and the standby is nowhere overtaken: not while it is away, either.
+#[test]
+fn what_a_standby_still_needs_is_not_pruned() {
+    for sync in [SyncPolicy::Group, SyncPolicy::Off, SyncPolicy::Every(Duration::from_secs(3600))] {
+        let ((source, mut writer), own) = (source(3), MemoryDisk::default());
+        let options = options().sync(sync);
+        let mut standby = follow_as(&source, &own, &options).unwrap();
+        assert_eq!((marks(&source), standby.bookmark().is_some()), (vec![FIRST], true));
+        for round in 0..30 {
+            write(&source, &mut writer, 9, 3, true);
+            prune_all(&source);
+            if round % 4 == 3 {
+                // It is away for a while.
+                standby.close().unwrap();
+                write(&source, &mut writer, 30, 3, true);
+                prune_all(&source);
+                standby = follow_as(&source, &own, &options).unwrap();
+            }
+            catch_up(&mut standby);
+            let (mark, durable) = (marks(&source)[0], standby.durable().get());
+            assert!(mark <= durable, "{mark} is needed, {durable} is durable");
+        }
+        // It lets go of what it has.
+        let first = Replay::open_on(Arc::new(source.clone()), dir(), false).unwrap().first().get();
+        assert!(
+            marks(&source)[0] > FIRST + 100 && first > FIRST + 50,
+            "{sync:?}: {first} {:?}",
+            marks(&source)
+        );
+        assert!(audit(&source).is_sound());
+        let end = writer.written().next.get();
+        drop((standby, writer));
+        let promoted = promote(&source, &own, false).unwrap();
+        assert_eq!((promoted.next.get(), marks(&source)), (end, Vec::new()));
+        has_all(&own, end);
+    }
+}
+
+/// Without a place for a bookmark it follows all the same, and without the disk's power no bookmark is ahead of its journal.
+#[test]
+fn a_bookmark_that_cannot_be_set_holds_nobody_up() {
+    let run = |fault: Option<Fault>| {
+        let ((source, mut writer), own) = (source(3), MemoryDisk::default());
+        (source.state().calls, source.state().fault) = (0, fault);
+        let mut standby = loop {
+            match follow_as(&source, &own, &options()) {
+                Ok(standby) => break standby,
+                Err(StandbyError::Source(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let calls = source.state().calls;
+        source.state().fault = None;
+        // It takes what is not synced there yet.
+        for _ in 0..12 {
+            write(&source, &mut writer, 3, 1, false);
+            catch_up(&mut standby);
+        }
+        assert_eq!(standby.next(), writer.written().next);
+        let names = source.names();
+        assert!(names.iter().all(|name| !name.ends_with(".new")), "{names:?}");
+        (calls, standby.bookmark().is_none(), source.state().log.clone())
+    };
+    let (calls, _, log) = run(None);
+    let mut without = 0;
+    for from in 0..calls {
+        let how = Failure::Error(libc::ENOSPC);
+        without += u64::from(run(Some(Fault { from, count: 1, how })).1);
+    }
+    assert!(without > 2, "{without} of {calls}");
+    for at in 0..=log.len() {
+        for choice in [Choice::Nothing, Choice::Random(at as u64)] {
+            let (source, _) = image(&log[..at], choice);
+            if !source.segments().is_empty() {
+                let audit = audit(&source);
+                assert!(audit.problems.is_empty(), "{at}: {audit:?}");
+                let is_ahead = marks(&source).iter().any(|&mark| mark > audit.end.get());
+                assert!(!is_ahead, "{at}: {:?}, {audit:?}", marks(&source));
+            }
+        }
+    }
 }

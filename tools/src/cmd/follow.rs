@@ -26,10 +26,15 @@ for it: what it has not got when the source is lost is lost. A source that is aw
 is said once. After a restart it goes on where it was. SIGTERM or SIGINT makes it write what it has, seal the segment, and
 end.
 
-It ends when all is taken and the source's directory says that another standby took its place: follow that one then.
+It keeps a bookmark in the source's directory: pruning there leaves what it still needs, also while it does not run, until
+it is promoted or `journal forget SOURCE NAME` says that it does not come back; `journal stat SOURCE` shows it. In a
+directory that cannot be written to it keeps none, which is said once.
 
-Exit code: 0 ended by a signal, 1 the source is of another history, no longer has what comes next, or was superseded by
-another standby, 2 could not go on.";
+It ends when all is taken and the source's directory says that another standby took its place: follow that one then. With
+--adopt it refuses a directory that has something which the source has not: that would be lost.
+
+Exit code: 0 ended by a signal, 1 the source is of another history, no longer has what comes next, has less than what is to
+be adopted, or was superseded by another standby, 2 could not go on.";
 
 /// Follow a journal into another directory: a standby, which can take its place
 #[derive(Debug, clap::Args)]
@@ -48,9 +53,13 @@ pub(crate) struct FollowArgs {
     /// Say how far it is at most so often
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     every: Duration,
-    /// Go on in a directory whose journal is no standby's: a copy of the source, or one that was superseded by it
+    /// Go on in a directory whose journal is no standby's: a copy of the source, or one that was superseded by it. The
+    /// source has to have all that it has
     #[arg(long)]
     adopt: bool,
+    /// Name of its bookmark in the source's directory [default: standby-, a number for the path of DIR, and its name]
+    #[arg(long)]
+    name: Option<String>,
     /// Print the reports as JSON, one a line
     #[arg(long)]
     json: bool,
@@ -60,8 +69,11 @@ impl FollowArgs {
     pub(crate) fn run(&self) -> Result<Outcome> {
         log::to_standard_error();
         let stop = Stop::install()?;
-        let options =
+        let mut options =
             StandbyOptions::new().segment_bytes(self.segment_bytes).sync(self.sync).adopt(self.adopt);
+        if let Some(name) = &self.name {
+            options = options.name(name);
+        }
         let mut standby = match Standby::open(&self.source, &self.dir, &options) {
             Err(error) => return refused(error),
             Ok(standby) => standby,
@@ -71,7 +83,8 @@ impl FollowArgs {
         }
         let (source, dir) = (standby.source().display().to_string(), self.dir.display().to_string());
         let (pid, next) = (std::process::id(), standby.next().get());
-        output::print(&Following { source, dir: dir.clone(), pid, next }, self.json)?;
+        let bookmark = standby.bookmark().map(Into::into);
+        output::print(&Following { source, dir: dir.clone(), pid, next, bookmark }, self.json)?;
         let mut teller = Teller::new(self, standby.lag());
         let ended = standby.run(|lag| teller.tell(lag) || stop.asked());
         teller.said?;
@@ -90,6 +103,7 @@ impl FollowArgs {
 fn refused(error: StandbyError) -> Result<Outcome> {
     match error {
         StandbyError::OtherHistory { .. }
+        | StandbyError::Ahead { .. }
         | StandbyError::Pruned { .. }
         | StandbyError::Superseded { .. }
         | StandbyError::Chained { .. }
@@ -141,12 +155,18 @@ struct Following {
     pid: u32,
     /// The index that it writes first.
     next: u64,
+    /// The name of its bookmark in the source's directory; none if it could not be set.
+    bookmark: Option<String>,
 }
 
 impl Report for Following {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Following { source, dir, pid, next } = self;
-        writeln!(out, "following {source} into {dir} as pid {pid}, from index {next} on")
+        let Following { source, dir, pid, next, bookmark } = self;
+        write!(out, "following {source} into {dir} as pid {pid}, from index {next} on")?;
+        match bookmark {
+            Some(name) => writeln!(out, ", with the bookmark {name:?} there"),
+            None => writeln!(out, ", without a bookmark there"),
+        }
     }
 }
 
@@ -157,8 +177,9 @@ pub(crate) struct LagReport {
     /// The index that comes next here, and before which all is on the disk for good.
     next: u64,
     durable: u64,
-    /// How many indexes it is behind.
+    /// How many indexes it is behind, or has that the source has not.
     behind: Option<u64>,
+    ahead: Option<u64>,
     /// What it cannot do.
     failing: Option<String>,
 }
@@ -170,6 +191,7 @@ impl LagReport {
             next: lag.own_end.get(),
             durable: lag.durable.get(),
             behind: lag.indexes(),
+            ahead: lag.ahead(),
             failing: lag.failing.clone(),
         }
     }
@@ -177,8 +199,12 @@ impl LagReport {
 
 impl Report for LagReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let LagReport { source_end, next, durable, behind, failing } = self;
+        let LagReport { source_end, next, durable, behind, ahead, failing } = self;
         match (source_end, behind) {
+            (Some(end), _) if ahead.is_some_and(|ahead| ahead > 0) => {
+                let ahead = ahead.unwrap_or(0);
+                write!(out, "{ahead} ahead: {next}, and the source ends at {end}; durable is {durable}")?;
+            }
             (Some(end), Some(behind)) => {
                 write!(out, "{behind} behind: {next} of {end}, durable is {durable}")?
             }
@@ -214,11 +240,13 @@ serves the old region, and is attached to it, has to be ended by you, and its fi
 Afterwards the old directory can become the standby of the new one (`follow NEW OLD --adopt`).
 
 It refuses while a journal writes the source, when another standby took the source's place already, when the source is
-itself a standby (promote that one), and when the source cannot be read or marked. With --force it goes on all the same,
-and says what may be lost; that only one of all directories is gone on with is then for you to see to.
+itself a standby (promote that one), when it is of another history or pruning there has overtaken the standby, and when the
+source cannot be read or marked. With --force it goes on all the same, and says what may be lost, and where two histories
+part if that can be seen; that only one of all directories is gone on with is then for you to see to.
 
 Exit code: 0 promoted, and nothing that the source had is missing; 1 promoted by force, or refused because a journal writes
-the source, or because the source was superseded or is a standby; 2 not promoted.";
+the source, because the source was superseded, is a standby, is of another history, or no longer has what comes next; 2 not
+promoted, also where the source cannot be read or a `follow` still writes into the standby's directory.";
 
 /// Make a standby's directory one that a region goes on with, in the place of what it followed
 #[derive(Debug, clap::Args)]
@@ -229,9 +257,13 @@ pub(crate) struct PromoteArgs {
     /// The directory that it follows, if that lies elsewhere now [default: where it was]
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
-    /// Also while a journal writes the source, or when that is no primary or cannot be read or marked as superseded
+    /// Also while a journal writes the source, or when that is no primary, has another history or less than is wanted, or
+    /// cannot be read or marked as superseded
     #[arg(long)]
     force: bool,
+    /// Name of its bookmark in the source's directory, which is removed, if it had one of its own (`follow --name`)
+    #[arg(long)]
+    name: Option<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -252,7 +284,10 @@ impl PromoteArgs {
 
     fn promote(&self) -> Result<Promoted, StandbyError> {
         // For what is still to be taken: the segment is sealed at once.
-        let options = StandbyOptions::new().segment_bytes(4 << 20);
+        let mut options = StandbyOptions::new().segment_bytes(4 << 20).promotes(true);
+        if let Some(name) = &self.name {
+            options = options.name(name);
+        }
         let standby = match &self.source {
             Some(source) => Standby::open(source, &self.dir, &options)?,
             None => Standby::resume(&self.dir, &options)?,
@@ -275,6 +310,9 @@ struct PromoteReport {
     fenced: bool,
     /// Why it may lack something.
     trouble: Option<String>,
+    /// The source has another history, and the index from which on, if it is known.
+    diverged: bool,
+    parted_at: Option<u64>,
     #[serde(skip)]
     text: String,
 }
@@ -290,6 +328,8 @@ impl PromoteReport {
             source_end: promoted.source_end.map(|end| end.get()),
             fenced: promoted.is_fenced,
             trouble: promoted.trouble.clone(),
+            diverged: promoted.has_diverged,
+            parted_at: promoted.parted_at.map(|at| at.get()),
             text: promoted.to_string(),
         }
     }
