@@ -60,6 +60,13 @@ pub(crate) fn size(text: &str) -> Result<u64> {
     number.checked_mul(1 << shift).with_context(|| format!("{text} is too large"))
 }
 
+/// How many of something, at least one.
+pub(crate) fn some(text: &str) -> Result<usize> {
+    let count: usize = text.parse().with_context(|| format!("`{text}` is no number"))?;
+    ensure!(count > 0, "{count} is too few, at least 1 is kept");
+    Ok(count)
+}
+
 /// A time in seconds, which may have a fraction.
 pub(crate) fn seconds(text: &str) -> Result<Duration> {
     let seconds = text.parse().with_context(|| format!("`{text}` is no number"))?;
@@ -213,6 +220,13 @@ mod tests {
         assert!(size("12x").is_err());
         assert!(size("-1").is_err());
         assert!(size("17179869184G").is_err());
+    }
+
+    #[test]
+    fn one_is_kept_at_least() {
+        assert_eq!(some("1").unwrap(), 1);
+        assert!(["0", "-1", "x", ""].iter().all(|text| some(text).is_err()));
+        assert!(some("0").unwrap_err().to_string().contains("at least 1"));
     }
 
     #[test]

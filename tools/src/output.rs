@@ -96,6 +96,15 @@ pub(crate) fn causes(error: &anyhow::Error) -> String {
     text
 }
 
+/// So many of something, in words: "1 index", "2 indexes".
+pub(crate) fn many(count: impl TryInto<u64>, one: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {one}"),
+        count if one.ends_with('x') => format!("{count} {one}es"),
+        count => format!("{count} {one}s"),
+    }
+}
+
 /// Whether the reader of our output has gone away.
 pub(crate) fn is_closed_pipe(error: &anyhow::Error) -> bool {
     let io = error.chain().find_map(|cause| cause.downcast_ref::<io::Error>());

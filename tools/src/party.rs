@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use seriatim::journal::{Record, Replay};
@@ -15,6 +15,7 @@ use seriatim::{
 };
 
 use crate::input::Lines;
+use crate::output::many;
 use crate::proof::{self, Tally};
 
 /// With more parties than cores a hand-shake may take a while; a party that died is noticed otherwise.
@@ -198,14 +199,19 @@ fn produce(stage: &Stage<'_>, link: &mut Link) -> Result<()> {
 /// The line with which a producer goes on of whose commands so many are in the order.
 fn goes_on_at(stage: &Stage<'_>, done: u64, total: u64) -> Result<u64> {
     let Stage { job, part, .. } = *stage;
-    let share = total.saturating_sub(part.number).div_ceil(job.producers);
-    if done > share {
-        bail!(
-            "the journal has {done} commands of {}, the input has {share} for it: is it the same?",
-            part.name()
-        );
-    }
+    check_share(part.number, done, total, job.producers)?;
     Ok(part.number + done * job.producers)
+}
+
+/// That there are so many commands for a producer.
+fn check_share(producer: u64, done: u64, total: u64, producers: u64) -> Result<()> {
+    let share = total.saturating_sub(producer).div_ceil(producers);
+    ensure!(
+        done <= share,
+        "the journal has {} of p{producer}, the input has {share} for it: is it the same?",
+        many(done, "command")
+    );
+    Ok(())
 }
 
 /// Fills a batch with this producer's next lines, as many as one ticket may carry; returns the line after
@@ -282,6 +288,39 @@ pub(crate) fn recall(job: &Job, stamps: &Stamps, dir: &Path) -> Result<WorkerRep
     })
 }
 
+/// That all commands that a journal has are of an input that so many producers share: each of one of them, in its turn, and
+/// the same.
+pub(crate) fn is_of(dir: &Path, lines: &Lines, repeat: u64, producers: u64) -> Result<()> {
+    let mut replay = Replay::open(dir)?;
+    let (mut numbers, total) = (vec![None; producers as usize], lines.len() * repeat);
+    while let Some(record) = replay.next()? {
+        let Record { seq, producer, index, payload, .. } = record;
+        if let Some(Event::ProducerAttached { number, name, .. }) = record.event() {
+            let ours = producer_of(name.as_str()).and_then(|producer| numbers.get_mut(producer));
+            let ours = ours.with_context(|| {
+                format!("index {seq} is of the producer {name:?}, expected are p0 to p{}", producers - 1)
+            })?;
+            *ours = Some(number);
+        } else if record.is_command() {
+            let known = numbers.iter().position(|&number| number == Some(producer));
+            let ours = known.with_context(|| format!("index {seq} is of unknown producer {producer}"))?;
+            check_share(ours as u64, index + 1, total, producers)?;
+            let line = ours as u64 + index * producers;
+            ensure!(
+                lines.repeated(line) == payload,
+                "index {seq} is not line {} of the input, of {producers} producers: is it the same?",
+                line % lines.len() + 1
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Which of ours has a name.
+fn producer_of(name: &str) -> Option<usize> {
+    name.strip_prefix('p').and_then(|digits| digits.parse().ok())
+}
+
 /// What a worker folds while it receives.
 struct Receipt<'a> {
     job: &'a Job,
@@ -333,8 +372,7 @@ impl<'a> Receipt<'a> {
         match *event {
             Event::Command(ref command) => self.command(command),
             Event::ProducerAttached { number, name, .. } => {
-                let ours = name.as_str().strip_prefix('p').and_then(|digits| digits.parse::<usize>().ok());
-                match ours.and_then(|producer| self.numbers.get_mut(producer)) {
+                match producer_of(name.as_str()).and_then(|producer| self.numbers.get_mut(producer)) {
                     Some(known) => *known = Some(number),
                     None => self.fault(format!("a producer `{name}` that is not of this run")),
                 }

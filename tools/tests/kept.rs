@@ -490,6 +490,11 @@ fn the_tool_prunes_and_says_who_needs_what() {
         text.contains("snapshot at index 200") && text.contains("bookmark \"slow/one\" at index 90"),
         "{text}"
     );
+    let held = &found["held"];
+    assert_eq!((&held["by"], &held["at"]), (&"the bookmark \"slow/one\"".into(), &90.into()), "{found}");
+    assert!(held["segments"].as_u64().unwrap() > 0 && text.contains("\"slow/one\" needs index 90"), "{text}");
+    let text = run(&["journal", "verify", &dir]).with(0).out;
+    assert!(text.contains("beside it 1 snapshot and 1 bookmark\n"), "{text}");
     let names = world.place.names();
     let prune = |args: &[&str]| run(&[&["journal", "prune", &dir, "--json"], args].concat());
     let planned = prune(&["--keep-bytes", "0", "--dry-run"]).with(0).json();
@@ -513,7 +518,12 @@ fn the_tool_prunes_and_says_who_needs_what() {
     let text = run(&["journal", "prune", &dir, "--keep-bytes", "0"]).with(0).out;
     assert!(text.contains("the first index is"), "{text}");
     assert_eq!(world.place.names().iter().filter(|name| name.ends_with(".seg")).count(), 1);
-    for bad in [&["--keep-bytes", "x"][..], &["--keep-for", "soon"], &["--keep-snapshots", "-1"]] {
+    for bad in [
+        &["--keep-bytes", "x"][..],
+        &["--keep-for", "soon"],
+        &["--keep-snapshots", "-1"],
+        &["--keep-snapshots", "0"],
+    ] {
         prune(bad).with(2);
     }
     run(&["journal", "prune", &world.place.folder.display().to_string()]).with(2).saying(&["no journal"]);

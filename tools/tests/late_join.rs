@@ -274,6 +274,10 @@ fn one_that_stands_still_in_the_history_holds_nobody_up() {
         let next = report["next"].as_u64().unwrap();
         assert!(report["end"] == "signal" && (500..2_000).contains(&next), "{report}");
         let printed = lives(&place, next, "the next one");
+        // It can be ahead of the journal.
+        eventually("the journal has it", || {
+            Replay::open(place.dir()).is_ok_and(|replay| Some(replay.end().get()) >= printed.next)
+        });
         drop(over);
         let history = History::read(&place.dir());
         assert!(fs::read(&file).unwrap() == history.lines(0, next));
@@ -373,8 +377,15 @@ fn one_with_a_bookmark_goes_on_where_the_one_before_it_was() {
     // Without its bookmark nothing says where what is printed ends.
     let other = ["worker", &path, "--journal", &dir, "--name", "other", "--resume", "--out", &out];
     run(&other).with(2).saying(&[&out, "no bookmark of \"other\"", "--from"]);
+    // What it is to begin with is for its first start alone, and that is said.
+    let again = Running::start(&mut seriatim(&[&resume[..], &["--from", "5"]].concat()));
+    submit(900..901);
+    eventually("it goes on", || printed().last() == Some(&900));
+    again.stop().with(0).saying(&["--from 5 is for the first start", "\"audit\"", "bookmark"]);
+    assert_eq!(printed().iter().filter(|&&n| n < 5).count(), 5, "it did not begin anew");
     // It is one at a time, and nobody goes on under a name that is not said.
-    let held = live(899);
+    let held = live(900);
+    await_join(&path, "audit");
     run(&resume).with(2);
     held.stop().with(0);
     run(&["worker", &path, "--journal", &dir, "--resume"]).with(2);
@@ -411,4 +422,28 @@ fn one_that_was_killed_early_or_within_a_line_goes_on() {
     let all: Vec<u64> = (0..300).chain(0..301).collect();
     assert_eq!(printed(), all);
     place.close();
+}
+
+/// A worker that waits does so for its region and for the journal beside it, and says which of them did not come.
+#[test]
+fn one_that_waits_does_so_for_the_journal_as_well() {
+    let (folder, disk) = (scratch(), TempDir::new().unwrap());
+    let region = folder.path().join("region").display().to_string();
+    let dir = disk.path().join("journal").display().to_string();
+    let args = ["worker", &region, "--journal", &dir, "--name", "w", "--resume", "--out"];
+    let out = disk.path().join("out").display().to_string();
+    let with = |time: &str| run(&[&args[..], &[&out, "--wait-for", time]].concat()).with(2);
+    with("0.1").saying(&[&region]);
+    run(&["create", &region]).with(0);
+    let serving = sequence(&region);
+    for time in ["0", "0.1"] {
+        with(time).saying(&["there is a region", &region, "no journal"]);
+    }
+    let waiting = Running::start(&mut seriatim(&[&args[..], &[&out, "--wait-for", "300"]].concat()));
+    let mut writing = Running::start(&mut seriatim(&["journal", &region, &dir]));
+    assert!(writing.line().starts_with("writing "));
+    await_join(&region, "w");
+    waiting.stop().with(0);
+    writing.stop().with(0);
+    serving.stop();
 }

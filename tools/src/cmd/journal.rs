@@ -14,8 +14,8 @@ use seriatim::journal::{
 use super::follow::{FollowArgs, PromoteArgs};
 use super::prune::{self, Limits};
 use crate::Outcome;
-use crate::args::{seconds, size, span, sync_policy};
-use crate::output::{self, Report, complain};
+use crate::args::{seconds, size, some, span, sync_policy};
+use crate::output::{self, Report, complain, many};
 use crate::progress::Progress;
 use crate::signal::Stop;
 use crate::{log, open};
@@ -55,8 +55,8 @@ pub(crate) struct Args {
 enum Look {
     /// Check every checksum, every digest, and that nothing is missing
     Verify(DirArgs),
-    /// Say what indexes a journal has, how it ends, and what snapshots and bookmarks there are; of a standby also how far it
-    /// is behind
+    /// Say what indexes a journal has, how it ends, what snapshots and bookmarks there are, and for which of them segments
+    /// stay; of a standby also how far it is behind
     Stat(DirArgs),
     Follow(FollowArgs),
     Promote(PromoteArgs),
@@ -96,7 +96,7 @@ struct WriteArgs {
     #[arg(long, value_name = "TIME", value_parser = span)]
     keep_for: Option<Duration>,
     /// Prune: keep what follows so many snapshots, the newest; at least 1 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = some)]
     keep_snapshots: Option<usize>,
     /// Wait so long for the region to be there and served: it may be being restored
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
@@ -236,9 +236,12 @@ impl Report for VerifyReport {
         let VerifyReport { dir, segments, records, first, end, digest, .. } = self;
         writeln!(
             out,
-            "{dir}: indexes {first}..{end}, digest {digest}, {records} records in {segments} segments"
+            "{dir}: indexes {first}..{end}, digest {digest}, {} in {}",
+            many(*records, "record"),
+            many(*segments, "segment")
         )?;
-        writeln!(out, "beside it {} snapshots and {} bookmarks", self.snapshots, self.bookmarks)?;
+        let (snapshots, bookmarks) = (many(self.snapshots, "snapshot"), many(self.bookmarks, "bookmark"));
+        writeln!(out, "beside it {snapshots} and {bookmarks}")?;
         for problem in &self.problems {
             writeln!(out, "problem: {problem}")?;
         }
@@ -314,12 +317,16 @@ impl Report for StatReport {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let StatReport { dir, region, segments, first, end, digest, digest_of, sealed, .. } = self;
         writeln!(out, "{dir}: the order of region {region}")?;
-        writeln!(out, "indexes: {first}..{end} in {segments} segments")?;
+        writeln!(out, "indexes: {first}..{end} in {}", many(*segments, "segment"))?;
         writeln!(out, "digest: {digest}, of: {digest_of}")?;
         writeln!(out, "its last segment is {}", if *sealed { "sealed" } else { "open" })?;
         match (&self.standby_of, self.source_end) {
+            (Some(source), Some(there)) if there < *end => {
+                let ahead = many(end - there, "index");
+                writeln!(out, "standby of {source}, {ahead} ahead of it, which ends at {there}")?;
+            }
             (Some(source), Some(there)) => {
-                writeln!(out, "standby of {source}, {} indexes behind it", there.saturating_sub(*end))?;
+                writeln!(out, "standby of {source}, {} behind it", many(there - end, "index"))?;
             }
             (Some(source), None) => writeln!(out, "standby of {source}, which cannot be looked at")?,
             (None, _) => {}

@@ -8,11 +8,11 @@ use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use seriatim::Seq;
-use seriatim::journal::{self, Bookmark, Pruned, Retention, Snapshots};
+use seriatim::journal::{self, Bookmark, Held, Pruned, Retention, Snapshots};
 
 use crate::Outcome;
-use crate::args::{size, span};
-use crate::output::{self, Report, complain};
+use crate::args::{size, some, span};
+use crate::output::{self, Report, complain, many};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,7 +37,7 @@ pub(super) struct Limits {
     #[arg(long, value_name = "TIME", value_parser = span)]
     pub(super) keep_for: Option<Duration>,
     /// Keep so many snapshots, the newest; at least 1 [default: 2]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = some)]
     pub(super) keep_snapshots: Option<usize>,
 }
 
@@ -118,14 +118,23 @@ struct HeldReport {
     bytes: u64,
 }
 
+impl HeldReport {
+    fn new(held: &Held) -> HeldReport {
+        let Held { by, at, segments, bytes, .. } = *held;
+        HeldReport { by: by.to_string(), at: at.get(), segments, bytes }
+    }
+
+    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
+        let HeldReport { by, at, segments, bytes } = self;
+        let stay = if *segments == 1 { "stays" } else { "stay" };
+        let segments = many(*segments, "segment");
+        writeln!(out, "{by} needs index {at} and what follows: {segments}, {bytes} B, {stay} for it")
+    }
+}
+
 impl PruneReport {
     fn new(dir: &Path, dry_run: bool, pruned: &Pruned) -> PruneReport {
-        let held = pruned.held.map(|held| HeldReport {
-            by: held.by.to_string(),
-            at: held.at.get(),
-            segments: held.segments,
-            bytes: held.bytes,
-        });
+        let held = pruned.held.as_ref().map(HeldReport::new);
         PruneReport {
             dir: dir.display().to_string(),
             dry_run,
@@ -147,20 +156,15 @@ impl Report for PruneReport {
         let (went, is) = if self.dry_run { ("would go", "would be") } else { ("went", "is") };
         writeln!(
             out,
-            "{dir}: {} segments {went}, {bytes} B, and {} snapshots",
-            segments.len(),
-            snapshots.len()
+            "{dir}: {} {went}, {bytes} B, and {}",
+            many(segments.len(), "segment"),
+            many(snapshots.len(), "snapshot")
         )?;
         for leftover in &self.leftovers {
             writeln!(out, "left by somebody who died, {went}: {leftover}")?;
         }
         writeln!(out, "the first index {is} {first}, {bytes_left} B of segments left")?;
-        if let Some(HeldReport { by, at, segments, bytes }) = &self.held {
-            writeln!(
-                out,
-                "{by} needs index {at} and what follows: {segments} segments, {bytes} B, stay for it"
-            )?;
-        }
+        self.held.iter().try_for_each(|held| held.text(out))?;
         self.odd.iter().try_for_each(|odd| writeln!(out, "left alone: {odd}"))
     }
 }
@@ -197,8 +201,10 @@ pub(super) fn forget(args: &ForgetArgs) -> Result<Outcome> {
 pub(super) struct Beside {
     snapshots: Vec<SnapshotRow>,
     bookmarks: Vec<BookmarkRow>,
-    /// Snapshots and bookmarks that cannot be read.
+    /// Snapshots and bookmarks that cannot be read, and what else keeps it from being known what can be pruned.
     unreadable: Vec<String>,
+    /// Who needs the most of those segments that could be pruned, if the two newest snapshots are kept.
+    held: Option<HeldReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -241,6 +247,13 @@ impl Beside {
                 Err(error) => beside.unreadable.push(error.to_string()),
             }
         }
+        // As if nothing but that had to stay. What cannot be read, and so holds all, is told above.
+        if beside.is_sound() {
+            match journal::would_prune(dir, &Retention::new().keep_bytes(0)) {
+                Ok(pruned) => beside.held = pruned.held.as_ref().map(HeldReport::new),
+                Err(error) => beside.unreadable.push(error.to_string()),
+            }
+        }
         Ok(beside)
     }
 
@@ -255,6 +268,12 @@ impl Beside {
         }
         for BookmarkRow { name, next } in &self.bookmarks {
             writeln!(out, "bookmark {name:?} at index {next}")?;
+        }
+        match &self.held {
+            Some(held) => held.text(out)?,
+            None if self.is_sound() => writeln!(out, "no segment stays for a snapshot or a bookmark alone")?,
+            // A bookmark that cannot be read may need all of it.
+            None => writeln!(out, "what can be pruned is not known")?,
         }
         self.unreadable.iter().try_for_each(|what| writeln!(out, "unreadable: {what}"))
     }

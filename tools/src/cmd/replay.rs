@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use seriatim::Seq;
 use seriatim::journal::{Record, Replay, ReplayError};
@@ -22,7 +22,8 @@ Examples:
 
 Also of a journal that is being written: up to where it was at the start.
 
-Exit code: 0 done, 1 a record is damaged or missing (what lies before it has been printed), 2 could not begin.";
+Exit code: 0 done, 1 a record is damaged or missing, or was pruned while this read (what lies before it has been printed, and
+which index is first now is said), 2 could not begin: also where --from is not there, or behind --to.";
 
 /// Print what a journal has: each command that was handed to workers, and a line end. With --json everything that has an
 /// index, with all that is known of it, one object a line.
@@ -47,6 +48,9 @@ pub(crate) struct Args {
 
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
+        if let Some((from, to)) = self.from.zip(self.to) {
+            ensure!(from <= to, "--from {from} is behind --to {to}: nothing lies between");
+        }
         let mut replay = Replay::open(&self.dir)?;
         if let Some(cut) = replay.cut() {
             complain(format_args!("{cut}"));
@@ -54,8 +58,14 @@ impl Args {
         if let Some(from) = self.from {
             replay = replay.from(Seq::new(from))?;
         }
-        let mut out = output::sink(&self.out)?;
         let to = self.to.unwrap_or(u64::MAX);
+        let first = replay.position();
+        ensure!(
+            first.get() <= to,
+            "--to {to} is before index {first}, the first one that is in {}",
+            self.dir.display()
+        );
+        let mut out = output::sink(&self.out)?;
         let (from, end) = (replay.position().get(), replay.end().get().min(to));
         // What is printed where a person watches says itself how far it is.
         let is_printed = self.out.as_path() == Path::new("-");
@@ -69,7 +79,11 @@ impl Args {
                     self.print(&mut out, &record)?;
                 }
                 Ok(None) => break,
-                Err(error @ (ReplayError::Damaged(_) | ReplayError::Missing { .. })) => {
+                Err(
+                    error @ (ReplayError::Damaged(_)
+                    | ReplayError::Missing { .. }
+                    | ReplayError::Pruned { .. }),
+                ) => {
                     out.flush()?;
                     bar.clear();
                     complain(format_args!("{error}"));

@@ -52,7 +52,7 @@ Examples:
 
 With --journal everything is written into a directory as well, synced, and read back for the proof. If there is a journal
 already, the order goes on where that ends: lines that it has are not submitted again, so the input and the number of
-producers have to be the same. What is submitted waits for the disk when the region is full.
+producers have to be the same, which is checked first. What is submitted waits for the disk when the region is full.
 
 Exit code: 0 if every worker received every command once, in one order; 1 if not; 2 if it could not run.";
 
@@ -284,6 +284,9 @@ struct Raw {
 
 impl<'a> Run<'a> {
     fn set(args: &Args, plan: &Plan, lines: &Arc<Lines>, stop: &'a Stop) -> Result<Run<'a>> {
+        if let Some(dir) = &args.journal {
+            check_journal(args, lines, dir)?;
+        }
         let (region, history) = make(args, plan)?;
         let (input, input_path) = share(lines)?;
         let job = Job { history, ..job(args, &region, input_path) };
@@ -433,6 +436,16 @@ fn make(args: &Args, plan: &Plan) -> Result<(Region, Option<History>)> {
         workers - 1
     );
     Ok((restored.region, Some(History { dir, end: restored.next.get() })))
+}
+
+/// That what a journal has is of this input, and of so many producers: before anything is added to it.
+fn check_journal(args: &Args, lines: &Lines, dir: &Path) -> Result<()> {
+    if !has_journal(dir)? {
+        return Ok(());
+    }
+    let found = party::is_of(dir, lines, args.repeat, args.producers);
+    found
+        .with_context(|| format!("nothing was submitted: cannot go on with the journal in {}", dir.display()))
 }
 
 fn has_journal(dir: &Path) -> Result<bool> {

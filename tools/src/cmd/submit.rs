@@ -251,7 +251,9 @@ fn place(producer: &mut Producer, index: u64) -> Result<Option<u64>> {
 
 /// That a journal says when something is on the disk.
 fn ensure_syncing(region: &Region) -> Result<()> {
-    let journal = region.journal().context("--durable: no journal gates this region")?;
+    let journal = region.journal().context(
+        "--durable: no journal gates this region, so nothing is made durable: `seriatim journal REGION DIR` writes one",
+    )?;
     ensure!(journal.sync != SyncPolicy::Off, "--durable: the journal of this region does not sync");
     Ok(())
 }

@@ -16,7 +16,7 @@ use seriatim::{
 use crate::Outcome;
 use crate::args::{patience, seconds};
 use crate::open;
-use crate::output::{self, Report, Sink};
+use crate::output::{self, Report, Sink, complain};
 use crate::signal::Stop;
 
 /// Events that are taken at a time.
@@ -71,7 +71,8 @@ pub(crate) struct Args {
     /// Begin with what the journal in this directory has, and go over into the live order: nothing is missing or there twice
     #[arg(long, value_name = "DIR")]
     journal: Option<PathBuf>,
-    /// With --journal, the first index; one who had all before it goes on there [default: the journal's first]
+    /// With --journal, the first index; one who had all before it goes on there [default: the journal's first]. With
+    /// --resume it is for the first start: once there is a bookmark, that says where to go on
     #[arg(long, value_name = "N", requires = "journal")]
     from: Option<u64>,
     /// Keep a bookmark of --name beside the journal, go on there if there is one, and print behind what --out has, which has
@@ -94,7 +95,8 @@ pub(crate) struct Args {
     /// With --kill-after, only if it is at least so many commands behind
     #[arg(long, value_name = "N", default_value_t = 1, requires = "kill_after")]
     kill_lag: u64,
-    /// Wait so long for the region to be there and served: it may be being restored
+    /// Wait so long for the region to be there and served, for it may be being restored; and with --journal for a journal
+    /// in that directory
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     wait_for: Duration,
     /// Lock the region in memory for as long as this runs, or do not run; `stat` shows it
@@ -115,7 +117,10 @@ pub(crate) struct Args {
 impl Args {
     pub(crate) fn run(self) -> Result<Outcome> {
         let stop = Stop::install()?;
-        let region = open::to_attach_within(&self.path, self.lock, self.wait_for)?;
+        let region = match &self.journal {
+            Some(dir) => open::to_attach_beside(&self.path, dir, self.lock, self.wait_for)?,
+            None => open::to_attach_within(&self.path, self.lock, self.wait_for)?,
+        };
         let name = self.name.clone().unwrap_or_else(|| format!("worker-{}", std::process::id()));
         let (out, mut mark) = self.sink(&name)?;
         let policy = match self.kill_after {
@@ -157,7 +162,7 @@ impl Args {
             output::print_aside(&report, self.json)?;
         }
         if let (POISONED, Some(poison)) = (end?, region.poison()) {
-            output::complain(format_args!("{poison}"));
+            complain(format_args!("{poison}"));
             return Ok(Outcome::Problem);
         }
         Ok(Outcome::Done)
@@ -172,6 +177,13 @@ impl Args {
         };
         // The name first: another one may be printing there.
         let bookmark = Bookmark::open(dir, name)?;
+        if let (Some(next), Some(from)) = (bookmark.next(), self.from)
+            && next.get() != from
+        {
+            complain(format_args!(
+                "--from {from} is for the first start: {name:?} goes on at its bookmark, at index {next}"
+            ));
+        }
         // What was printed behind the bookmark comes again, so half a line of it need not stay.
         let (out, file) = output::sink_behind(&self.out, bookmark.next().is_some())?;
         let is_new = bookmark.next().is_none() && self.from.is_none();
