@@ -44,6 +44,7 @@ const POINTS: &[&str] = &[
     "journal.complete",
     "journal.named",
     "journal.begun",
+    "journal.prepared",
     "journal.part",
     "journal.written",
     "journal.synced",

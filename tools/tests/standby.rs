@@ -304,6 +304,8 @@ fn scenes(point: &str) -> &'static [Scene] {
     match point.split_once('.').expect("a point is of a group") {
         ("journal", "told" | "released") => &[],
         ("journal", "mending" | "mended") => &[Successor, Promotion],
+        // What is taken at once is not small.
+        ("journal", "prepared") => &[],
         ("journal", _) => &[First, Successor, Promotion],
         ("standby", _) => &[First, Successor],
         ("bookmark", "removed" | "forgotten") => &[Promotion],
