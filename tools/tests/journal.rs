@@ -7,23 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::*;
+use common::{write_journal as journal, *};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use seriatim::journal::Replay;
 use seriatim::{Producer, Region, Sequenced};
 use tempfile::TempDir;
-
-fn path(at: &Path) -> String {
-    at.display().to_string()
-}
-
-fn journal(region: &str, dir: &str, args: &[&str]) -> Running {
-    let mut running = Running::start(&mut seriatim(&[&["journal", region, dir][..], args].concat()));
-    let line = running.line();
-    assert!(line.starts_with("writing "), "{line}");
-    running
-}
 
 fn submit(region: &str, lines: &str) {
     run_with(&["submit", region, "-"], lines.as_bytes()).with(0);
@@ -187,11 +176,6 @@ fn a_journal_can_be_read_while_it_is_written() {
     }
     writing.stop().with(0);
     sequencer.stop();
-}
-
-/// Where a journal ends, if there is one.
-fn end_of(dir: &str) -> u64 {
-    Replay::open(dir).map_or(0, |replay| replay.end().get())
 }
 
 /// The main job onto the disk: killed with all its children, it goes on where the journal ends, and proves all of it.

@@ -7,14 +7,13 @@
 
 mod common;
 
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use common::doomed::Doomed;
 use common::*;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use seriatim::journal::{Audit, Replay, verify};
 use seriatim::{
     AttachError, Config, Producer, Region, Sequenced, Sequencer, SequencerConfig, SequencerHandle,
@@ -69,43 +68,6 @@ struct World {
     context: String,
 }
 
-/// A process of the tool that may be killed.
-struct Victim(Child);
-
-impl Victim {
-    fn start(args: &[&str], crash: Option<&str>) -> Victim {
-        let mut command = seriatim(args);
-        if let Some(crash) = crash {
-            command.env("SERIATIM_CRASH", crash);
-        }
-        Victim(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the tool starts"))
-    }
-
-    fn has_been_killed(&mut self) -> bool {
-        let ended = self.0.try_wait().unwrap();
-        if let Some(status) = ended {
-            assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "it ended by itself: {status}");
-        }
-        ended.is_some()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
-    }
-
-    fn end(mut self) {
-        self.signal(Signal::SIGTERM);
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 fn payload(n: u64) -> Vec<u8> {
     let mut bytes = n.to_le_bytes().to_vec();
     bytes.resize(8 + (n * 37 % 300) as usize, n as u8);
@@ -133,9 +95,11 @@ impl World {
         self.disk.path()
     }
 
-    fn journal(&self, crash: Option<&str>) -> Victim {
-        let dir = self.dir().display().to_string();
-        Victim::start(&["journal", &self.path, &dir, "--segment-bytes", "4K"], crash)
+    fn journal(&self) -> Command {
+        let dir = path(self.dir());
+        let mut journal = seriatim(&["journal", &self.path, &dir, "--segment-bytes", "4K"]);
+        journal.stderr(Stdio::null());
+        journal
     }
 
     /// Submits until that is so, as far as there is room.
@@ -183,7 +147,7 @@ impl World {
     fn finish(&mut self, producer: &mut Producer) -> Audit {
         let acknowledged = self.acknowledged();
         self.holds(acknowledged);
-        let last = self.journal(None);
+        let last = Doomed::start(&mut self.journal());
         let until = self.sent + 30;
         self.submit_until(producer, |sent| sent == until);
         let Sequenced::At(seq) = producer.wait_sequenced(self.sent - 1).unwrap() else {
@@ -221,14 +185,14 @@ fn journal_dies(point: &str, pass: u64, scene: Scene, stops: bool) -> u64 {
     let _sequencer = world.serve();
     let mut producer = attach(&world.region);
     if scene == Scene::Successor {
-        let mut first = world.journal(Some("journal.written:5"));
+        let mut first = Doomed::start_until(&mut world.journal(), "journal.written:5");
         world.submit_until(&mut producer, |_| first.has_been_killed());
         world.holds(world.acknowledged());
     }
     let crash = format!("{point}:{pass}{}", if stops { ":stop" } else { "" });
-    let mut victim = world.journal(Some(&crash));
+    let mut victim = Doomed::start_until(&mut world.journal(), &crash);
     if stops {
-        let pid = victim.0.id();
+        let pid = victim.pid();
         world.submit_until(&mut producer, |_| is_stopped(pid));
         world.holds(world.acknowledged());
         victim.signal(Signal::SIGCONT);
@@ -248,11 +212,11 @@ fn journal_dies(point: &str, pass: u64, scene: Scene, stops: bool) -> u64 {
 /// The sequencer is killed while it has a journal take up another one's gate.
 fn sequencer_dies(point: &str) -> u64 {
     let mut world = World::new(point.into());
-    let mut serving = Victim::start(&["sequence", &world.path], Some(&format!("{point}:1")));
+    let mut serving = Doomed::start_until(&mut seriatim(&["sequence", &world.path]), &format!("{point}:1"));
     let mut producer = attach(&world.region);
-    let mut first = world.journal(Some("journal.written:5"));
+    let mut first = Doomed::start_until(&mut world.journal(), "journal.written:5");
     world.submit_until(&mut producer, |_| first.has_been_killed());
-    let second = world.journal(None);
+    let second = Doomed::start(&mut world.journal());
     eventually("the sequencer is killed", || serving.has_been_killed());
     let _sequencer = world.serve();
     let (region, target) = (world.region.clone(), world.acknowledged() + 20);

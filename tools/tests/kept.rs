@@ -10,14 +10,13 @@ mod common;
 use std::env;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use common::doomed::Doomed;
 use common::*;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use seriatim::journal::{Bookmark, Replay, Retention, Snapshot, SnapshotError, Snapshots, prune, verify};
 use seriatim::{
@@ -176,16 +175,21 @@ impl Place {
         self.folder.join("told")
     }
 
-    fn engine(&self, crash: Option<&str>) -> Victim {
+    fn engine(&self, crash: Option<&str>) -> Doomed {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args(["--exact", "part", "--nocapture"]).env(PART, &self.folder);
-        Victim::start(command, crash, &self.folder)
+        self.start(command, crash)
     }
 
-    fn journal(&self, args: &[&str], crash: Option<&str>) -> Victim {
-        let (region, dir) = (self.region().display().to_string(), self.dir().display().to_string());
+    fn journal(&self, args: &[&str], crash: Option<&str>) -> Doomed {
+        let (region, dir) = (path(&self.region()), path(&self.dir()));
         let command = seriatim(&[&["journal", &region, &dir, "--segment-bytes", SEGMENT], args].concat());
-        Victim::start(command, crash, &self.folder)
+        self.start(command, crash)
+    }
+
+    fn start(&self, mut command: Command, crash: Option<&str>) -> Doomed {
+        command.envs(crash.map(|crash| ("SERIATIM_CRASH", crash)));
+        Doomed::start_into(&mut command, &self.folder.join("parts"))
     }
 
     /// What was said last of each kind.
@@ -199,46 +203,6 @@ impl Place {
     fn names(&self) -> Vec<String> {
         let names = fs::read_dir(self.dir()).unwrap().map(|entry| entry.unwrap().file_name());
         names.map(|name| name.into_string().unwrap()).collect()
-    }
-}
-
-/// A process that may be killed.
-struct Victim(Child, PathBuf);
-
-impl Victim {
-    fn start(mut command: Command, crash: Option<&str>, folder: &Path) -> Victim {
-        if let Some(crash) = crash {
-            command.env("SERIATIM_CRASH", crash);
-        }
-        let log = folder.join("parts");
-        let to = File::options().create(true).append(true).open(&log).unwrap();
-        command.stdout(to.try_clone().unwrap()).stderr(to);
-        Victim(command.spawn().unwrap(), log)
-    }
-
-    fn has_been_killed(&mut self) -> bool {
-        let ended = self.0.try_wait().unwrap();
-        if let Some(status) = ended {
-            let said = || fs::read_to_string(&self.1).unwrap_or_default();
-            assert_eq!(
-                status.signal(),
-                Some(Signal::SIGKILL as i32),
-                "it ended by itself: {status}: {}",
-                said()
-            );
-        }
-        ended.is_some()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.0.id() as i32), signal).unwrap();
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -358,7 +322,7 @@ fn engine_dies(point: &str, pass: u64, stops: bool) -> u64 {
     let crash = format!("{point}:{pass}{}", if stops { ":stop" } else { "" });
     let mut victim = world.place.engine(Some(&crash));
     if stops {
-        let pid = victim.0.id();
+        let pid = victim.pid();
         world.submit_until(|_| is_stopped(pid));
         world.holds(world.durable());
         // Who stores meanwhile removes what the dead left, and not what this one is at.
@@ -466,8 +430,7 @@ fn a_bookmark_is_forgotten_or_not() {
         let (world, _) = written();
         let dir = world.place.dir().display().to_string();
         let mut command = seriatim(&["journal", "forget", &dir, "slow/one"]);
-        let status = command.env("SERIATIM_CRASH", format!("{point}:1")).status().unwrap();
-        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{point}: {status}");
+        Doomed::start_until(&mut command, &format!("{point}:1")).await_kill(point);
         assert!(verify(&dir).unwrap().problems.is_empty());
         assert!(Bookmark::list(&dir).unwrap().is_empty());
         run(&["journal", "forget", &dir, "slow/one"]).with(1).saying(&["no bookmark"]);

@@ -11,16 +11,16 @@
 mod common;
 
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use common::doomed::Doomed;
 use common::*;
 use nix::sys::signal::Signal;
 use seriatim::journal::Replay;
-use seriatim::{Config, Region, Seq};
+use seriatim::{Config, Digest, Region, Seq};
 use tempfile::TempDir;
 
 /// Steps at which a late worker is killed, and at which pass.
@@ -34,6 +34,9 @@ const STEPS: [&str; 8] = [
     "catch-up.met:1",
     "poll.released:2",
 ];
+
+/// So much is left to read before one that is to be killed while it reads.
+const ENOUGH: u64 = 2_000;
 
 struct Place {
     _folder: TempDir,
@@ -58,12 +61,8 @@ impl Place {
     }
 
     fn write(&mut self, args: &[&str]) {
-        let dir = self.dir();
-        let all = [&["journal", &self.path, &dir, "--segment-bytes", "64K"], args].concat();
-        let mut journal = Running::start(&mut seriatim(&all));
-        let line = journal.line();
-        assert!(line.starts_with("writing "), "{line}: {:?}", journal.end());
-        self.journal = Some(journal);
+        let all = [&["--segment-bytes", "64K"], args].concat();
+        self.journal = Some(write_journal(&self.path, &self.dir(), &all));
     }
 
     fn dir(&self) -> String {
@@ -97,30 +96,72 @@ impl Place {
     }
 }
 
-/// What the journal has of commands: index, and what is printed of each.
-struct History(Vec<(u64, Vec<u8>)>);
+/// What a journal has had, read on before it is pruned.
+struct History {
+    dir: String,
+    /// Of each index: the digest before it, and what is printed of it.
+    all: Vec<(Digest, Vec<u8>)>,
+    /// The digest of all.
+    digest: Option<Digest>,
+}
 
 impl History {
-    fn read(dir: &str) -> History {
-        let mut replay = Replay::open(dir).unwrap();
-        let mut all = Vec::new();
+    fn of(dir: String) -> History {
+        History { dir, all: Vec::new(), digest: None }
+    }
+
+    /// The index behind the last one that was read.
+    fn end(&self) -> u64 {
+        self.all.len() as u64
+    }
+
+    /// Takes what was written since.
+    fn read_on(&mut self) {
+        let mut replay = Replay::open(&self.dir).unwrap().from(Seq::new(self.end())).unwrap();
         while let Some(record) = replay.next().unwrap() {
-            if record.is_command() {
-                all.push((record.seq.get(), [record.payload, b"\n"].concat()));
-            }
+            assert_eq!(record.seq.get(), self.end());
+            let line = if record.is_command() { [record.payload, b"\n"].concat() } else { Vec::new() };
+            self.all.push((record.digest, line));
         }
-        History(all)
+        self.digest = Some(replay.digest());
     }
 
     /// What is printed of all from an index on, before another.
     fn lines(&self, from: u64, to: u64) -> Vec<u8> {
-        let within = self.0.iter().filter(|(seq, _)| (from..to).contains(seq));
-        within.flat_map(|(_, line)| line.iter().copied()).collect()
+        let within = &self.all[from as usize..to.min(self.end()) as usize];
+        within.iter().flat_map(|(_, line)| line).copied().collect()
+    }
+
+    /// The digest of all before an index.
+    fn digest(&self, next: u64) -> Option<Digest> {
+        if next == self.end() { self.digest } else { self.all.get(next as usize).map(|(digest, _)| *digest) }
     }
 }
 
-fn length(file: &Path) -> u64 {
-    fs::metadata(file).map_or(0, |file| file.len())
+/// Where in a history, one that differs for each, late workers began: how many in each quarter, from the oldest on.
+#[derive(Debug, Default)]
+struct Spread {
+    quarters: [u64; 4],
+    longest: u64,
+}
+
+impl Spread {
+    /// Some index from one on before another, by a number that is random.
+    fn draw(&mut self, random: u64, first: u64, end: u64) -> u64 {
+        let len = end - first;
+        let place = ((u128::from(random) * u128::from(len)) >> 64) as u64;
+        self.quarters[(place * 4 / len) as usize] += 1;
+        self.longest = self.longest.max(len);
+        first + place
+    }
+}
+
+/// Random enough: splitmix64.
+fn random(n: u64) -> u64 {
+    let mix = |z: u64, shift: u32, by: u64| (z ^ z >> shift).wrapping_mul(by);
+    let z = mix((n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15), 30, 0xbf58_476d_1ce4_e5b9);
+    let z = mix(z, 27, 0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
 }
 
 /// What one printed: from an index on, and before which, if it said so.
@@ -158,10 +199,7 @@ fn lives(place: &Place, from: u64, what: &str) -> Printed {
 /// Lets a late one come to a step where it is killed.
 fn dies(place: &Place, from: u64, step: &str) -> Printed {
     let file = place.file(&format!("{step} from {from}"));
-    let mut command = place.late(from, &file);
-    command.env("SERIATIM_CRASH", step).stdout(Stdio::null()).stderr(Stdio::null());
-    let status = command.status().unwrap();
-    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{step}: it ended by itself: {status}");
+    Doomed::start_until(&mut place.late(from, &file), step).await_kill(step);
     Printed { what: step.into(), file, from, next: None, digest: None }
 }
 
@@ -169,9 +207,10 @@ fn dies(place: &Place, from: u64, step: &str) -> Printed {
 fn behind(history: &History, printed: &Printed) -> u64 {
     let bytes = fs::read(&printed.file).unwrap_or_default();
     let lines = bytes.iter().filter(|&&byte| byte == b'\n').count();
-    let mut from = history.0.iter().filter(|(seq, _)| *seq >= printed.from);
+    let is_command = |seq: &u64| !history.all[*seq as usize].1.is_empty();
+    let mut from = (printed.from..history.end()).filter(is_command);
     let last = lines.checked_sub(1).map(|last| from.nth(last).unwrap_or_else(|| panic!("{}", printed.what)));
-    last.map_or(printed.from, |(seq, _)| seq + 1)
+    last.map_or(printed.from, |seq| seq + 1)
 }
 
 fn produce(region: &Region, name: &str, is_over: &AtomicBool) {
@@ -187,6 +226,11 @@ fn produce(region: &Region, name: &str, is_over: &AtomicBool) {
     }
 }
 
+/// So much of the history is left before each late one: it would grow faster than so many could read it, and those from far
+/// back would be the rare ones.
+const HISTORY: &str = "2M";
+
+/// From any index of all that the journal has when one comes.
 #[test]
 fn late_workers_print_what_one_from_the_start_printed() {
     let config = Config::new().lane_cells(64).lane_bytes(16 << 10).producers(4).workers(8);
@@ -195,40 +239,41 @@ fn late_workers_print_what_one_from_the_start_printed() {
     let early = worker(&place.path, "early", &["--out", &from_the_start.display().to_string(), "--json"]);
     let is_over = AtomicBool::new(false);
     let (mut all, mut killed) = (Vec::new(), 0);
+    let (mut history, mut spread) = (History::of(place.dir()), Spread::default());
     thread::scope(|scope| {
         let over = Over(&is_over);
         for name in ["p0", "p1"] {
             let (region, is_over) = (&place.region, &is_over);
             scope.spawn(move || produce(region, name, is_over));
         }
-        place.await_more("at first");
+        eventually("there is a history", || place.next() > 2 * ENOUGH);
         let rounds = times(24, 200);
         for round in 0..rounds {
-            let end = place.next();
-            // Any, but not always far: all of it grows as long as one reads.
-            let random = round.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 11;
-            let from = if round < 3 { random % end } else { end - random % end.min(5_000) };
+            let what = format!("round {round}");
+            history.read_on();
+            let pruned = run(&["journal", "prune", &place.dir(), "--keep-bytes", HISTORY, "--json"]);
+            let (first, end) = (pruned.with(0).json()["first"].as_u64().unwrap(), place.next());
             if round % 3 == 1 {
                 let step = STEPS[killed % STEPS.len()];
-                // So that there is enough to read.
-                let from = end - end.min(2_000);
+                let from = spread.draw(random(round), first, end - ENOUGH);
                 let printed = dies(&place, from, step);
                 killed += 1;
                 place.await_more(step);
-                let history = History::read(&place.dir());
+                history.read_on();
                 let again = behind(&history, &printed);
                 all.push(printed);
-                all.push(lives(&place, again, &format!("round {round}, again")));
+                all.push(lives(&place, again, &format!("{what}, again")));
             } else {
-                all.push(lives(&place, from, &format!("round {round}")));
+                let from = spread.draw(random(round), first, end);
+                all.push(lives(&place, from, &what));
             }
         }
         drop(over);
     });
     place.close();
+    history.read_on();
     let report = early.end().with(0);
     let report: serde_json::Value = serde_json::from_str(&report.err).unwrap();
-    let history = History::read(&place.dir());
     let (first, next) = (report["first"].as_u64().unwrap(), report["next"].as_u64().unwrap());
     assert!(fs::read(&from_the_start).unwrap() == history.lines(first, next), "the one from the start");
     let mut lines = 0;
@@ -238,15 +283,19 @@ fn late_workers_print_what_one_from_the_start_printed() {
         let expected = history.lines(*from, next.unwrap_or(u64::MAX));
         if let (Some(next), Some(digest)) = (next, digest) {
             assert!(found == expected, "{what} from {from}: {} and {} bytes", found.len(), expected.len());
-            let replay = Replay::open(place.dir()).unwrap().from(Seq::new(*next)).unwrap();
-            assert_eq!(&replay.digest().to_string(), digest, "{what}");
+            assert_eq!(
+                history.digest(*next).map(|digest| digest.to_string()).as_ref(),
+                Some(digest),
+                "{what}"
+            );
         } else {
             assert!(expected.starts_with(&found), "{what} from {from}");
         }
         lines += found.iter().filter(|&&byte| byte == b'\n').count();
     }
-    println!("{} joins, {killed} killed, {lines} lines, {next} in all", all.len());
+    println!("{} joins, {killed} killed, {lines} lines, {next} in all, {spread:?}", all.len());
     assert!(killed >= STEPS.len());
+    assert!(spread.quarters.iter().all(|&joins| joins >= 3), "{spread:?}");
 }
 
 /// One that is stopped while it reads the history holds nobody up; asked to end there it says where it was, and another one
@@ -274,12 +323,12 @@ fn one_that_stands_still_in_the_history_holds_nobody_up() {
         let next = report["next"].as_u64().unwrap();
         assert!(report["end"] == "signal" && (500..2_000).contains(&next), "{report}");
         let printed = lives(&place, next, "the next one");
-        // It can be ahead of the journal.
-        eventually("the journal has it", || {
-            Replay::open(place.dir()).is_ok_and(|replay| Some(replay.end().get()) >= printed.next)
-        });
         drop(over);
-        let history = History::read(&place.dir());
+        let mut history = History::of(place.dir());
+        eventually("what it printed is written", || {
+            history.read_on();
+            printed.next <= Some(history.end())
+        });
         assert!(fs::read(&file).unwrap() == history.lines(0, next));
         assert!(fs::read(&printed.file).unwrap() == history.lines(next, printed.next.unwrap()));
     });

@@ -10,26 +10,30 @@
 mod common;
 mod engine;
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::env;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::doomed::Doomed;
+use common::told::{acknowledged, is_all_there, payload, produce};
 use common::*;
 use nix::sys::signal::Signal;
-use seriatim::journal::{Replay, verify};
-use seriatim::{Attached, Config, Event, Region, Seq, Sequenced, Worker, payload_digest};
+use seriatim::journal::{Bookmark, Replay, verify};
+use seriatim::{Attached, Config, Event, JoinOptions, Region, Seq, Sequenced, Worker, payload_digest};
 use tempfile::TempDir;
 
 const PART: &str = "SERIATIM_RESTORE_PART";
 const PRODUCERS: [&str; 3] = ["p0", "p1", "p2"];
+/// Workers of this program.
 const WORKERS: [&str; 2] = ["w0", "w1"];
+/// Workers of the tool.
+const PRINTERS: [&str; 2] = ["t0", "t1"];
 /// Bytes of a line in a worker's log: index, producer, per-producer index, digest before it, digest of the payload.
 const LINE: usize = 40;
 
@@ -49,75 +53,32 @@ fn part() {
     }
 }
 
-fn payload(name: &str, index: u64) -> Vec<u8> {
-    // Some lie in the cell, some in the lane, some in neither.
-    let len = match index % 40 {
-        7 => 5_000 + index as usize % 3_000,
-        n if n % 4 == 1 => 300,
-        _ => 12,
-    };
-    let mut bytes = format!("{name} {index} ").into_bytes();
-    bytes.resize(len.max(bytes.len()), index as u8);
-    bytes
-}
-
-/// Submits what comes next of its commands, and writes down what was acknowledged as durable: one byte for each.
-fn produce(region: &Region, name: &str, file: &Path) {
-    let mut acknowledged = File::options().create(true).append(true).open(file).unwrap();
-    let before = acknowledged.metadata().unwrap().len();
-    let mut producer = attach(region, name);
-    let next = producer.next_index();
-    assert!(next >= before, "{name}: {before} commands were acknowledged, {next} are there");
-    assert_eq!(producer.attached() == Attached::New, next == 0);
-    // What is there and was not acknowledged before is now, if it stays.
-    let mut known = before;
-    loop {
-        let index = producer.next_index();
-        producer.submit_at(index, 1, &payload(name, index)).unwrap();
-        if index % 8 == 7 {
-            let Sequenced::At(seq) = producer.wait_sequenced(index).unwrap() else { panic!("open") };
-            region.wait_durable(seq, Instant::now() + PATIENCE).unwrap();
-            acknowledged.write_all(&vec![b'.'; (index + 1 - known) as usize]).unwrap();
-            known = index + 1;
-        }
-    }
-}
-
-/// Writes down what it gets, once that is durable; what it had not when it died is read from the journal.
+/// Writes down what it gets, once that is durable: from where its predecessor was, out of the journal and then live.
 fn work(region: &Region, name: &str, file: &Path, dir: &Path) {
-    let mut worker = join(region, name);
-    let mut log = Log::open(file);
-    // What it gets begins here; what lies before is in the journal.
-    let mut pending: Vec<[u8; LINE]> = Vec::new();
-    let mut first = None;
+    let (mut log, mut pending) = (Log::open(file), VecDeque::new());
+    let options = JoinOptions::new().timeout(ANSWER);
+    let from = Seq::new(log.next());
+    let history = Worker::join_from(region, name, &options, dir, from, |event| note(event, &mut pending));
+    let mut worker = history.unwrap();
     loop {
-        take(&mut worker, &mut pending, &mut first);
-        let Some(from) = first else { continue };
+        let taken = worker.poll_batch(64, |event| note(event, &mut pending)).unwrap();
         let durable = region.journal().map_or(0, |journal| journal.durable.get());
-        if durable < from {
-            thread::sleep(Duration::from_micros(200));
-            continue;
+        while let Some(line) = pending.front()
+            && seq_of(line) < durable
+        {
+            log.append(line);
+            pending.pop_front();
         }
-        log.fill(dir, from);
-        let ready = pending.iter().take_while(|line| seq_of(&line[..]) < durable).count();
-        for line in pending.drain(..ready) {
-            log.append(&line);
+        if taken == 0 {
+            thread::sleep(Duration::from_micros(200));
         }
     }
 }
 
-/// Takes what is there; `first` is the first index that it got.
-fn take(worker: &mut Worker, pending: &mut Vec<[u8; LINE]>, first: &mut Option<u64>) {
-    let before = worker.next().get();
-    while let Some(event) = worker.poll().unwrap() {
-        if let Event::Command(command) = event {
-            first.get_or_insert(command.seq.get());
-            let digest = payload_digest(command.payload);
-            pending.push(line(command.seq, command.producer, command.index, command.digest.0, digest));
-        }
-    }
-    if worker.next().get() == before {
-        thread::sleep(Duration::from_micros(200));
+fn note(event: Event<'_>, into: &mut VecDeque<[u8; LINE]>) {
+    if let Event::Command(command) = event {
+        let digest = payload_digest(command.payload);
+        into.push_back(line(command.seq, command.producer, command.index, command.digest.0, digest));
     }
 }
 
@@ -149,30 +110,14 @@ impl Log {
         Log { file, last: bytes[..whole].chunks(LINE).last().map(seq_of) }
     }
 
+    /// Where its next worker goes on.
+    fn next(&self) -> u64 {
+        self.last.map_or(0, |last| last + 1)
+    }
+
     fn append(&mut self, line: &[u8; LINE]) {
         self.last = Some(seq_of(line));
         self.file.write_all(line).unwrap();
-    }
-
-    /// Has the journal's commands up to an index, once.
-    fn fill(&mut self, dir: &Path, to: u64) {
-        let from = self.last.map_or(0, |last| last + 1);
-        if from >= to {
-            return;
-        }
-        let mut replay = Replay::open(dir).unwrap().from(Seq::new(from)).unwrap();
-        while let Some(record) = replay.next().unwrap() {
-            if record.seq.get() >= to {
-                break;
-            }
-            if record.is_command() {
-                let digest = payload_digest(record.payload);
-                let line = line(record.seq, record.producer, record.index, record.digest.0, digest);
-                self.append(&line);
-            }
-        }
-        // That nothing of what lies between is asked for again.
-        self.last = self.last.max(Some(to - 1));
     }
 }
 
@@ -185,7 +130,7 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let place = Place { folder: scratch(), disk: TempDir::new().unwrap() };
-        let config = Config::new().lane_cells(32).lane_bytes(4096).producers(4).workers(4);
+        let config = Config::new().lane_cells(32).lane_bytes(4096).producers(4).workers(6);
         drop(Region::create(place.region(), &config).unwrap());
         place
     }
@@ -219,33 +164,39 @@ impl Place {
         }
         let said = fs::read_to_string(complaints).unwrap();
         assert!(line.starts_with(b"serving "), "{said}");
-        Served { child: Doomed(child), said }
+        Served { child: Doomed::of(child), said }
     }
 
     fn journal(&self, args: &[&str]) -> Running {
-        let (region, dir) = (self.region(), self.dir());
-        let all = [&["journal", &region, &dir, "--segment-bytes", "64K"], args].concat();
-        let mut journal = Running::start(&mut seriatim(&all));
-        let line = journal.line();
-        assert!(line.starts_with("writing "), "{line}: {:?}", journal.end());
-        journal
+        write_journal(&self.region(), &self.dir(), &[&["--segment-bytes", "64K"], args].concat())
     }
 
     fn play(&self, what: &str, name: &str) -> Doomed {
         let mut command: Command = engine::this_program();
         command.env(PART, format!("{what} {name} {} {}", self.folder.path().display(), self.dir()));
-        let complaints = File::options().create(true).append(true).open(self.file("parts")).unwrap();
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(complaints);
-        Doomed(command.spawn().expect("this program can be run"))
+        Doomed::start_into(&mut command, &self.file("parts"))
+    }
+
+    /// The tool's worker, which goes on by its bookmark.
+    fn print(&self, name: &str) -> Doomed {
+        let (region, dir, out) = (self.region(), self.dir(), path(&self.file(name)));
+        let args = ["worker", &region, "--journal", &dir, "--resume", "--name", name, "--out", &out];
+        Doomed::start_into(&mut seriatim(&args), &self.file("parts"))
     }
 
     fn acknowledged(&self) -> u64 {
-        PRODUCERS.iter().map(|name| fs::metadata(self.file(name)).map_or(0, |file| file.len())).sum()
+        PRODUCERS.iter().map(|name| acknowledged(&self.file(name))).sum()
     }
 
     fn logged(&self) -> u64 {
-        let lines = |name: &&str| fs::metadata(self.file(name)).map_or(0, |file| file.len() / LINE as u64);
+        let lines = |name: &&str| length(&self.file(name)) / LINE as u64;
         WORKERS.iter().map(lines).min().unwrap()
+    }
+
+    /// Up to where one of the tool's workers has printed for good.
+    fn marked(&self, name: &str) -> Option<u64> {
+        let marks = Bookmark::list(self.dir()).ok()?.into_iter().map(Result::unwrap);
+        marks.filter(|mark| mark.name.as_str() == name).map(|mark| mark.next.get()).next()
     }
 }
 
@@ -254,21 +205,46 @@ struct Served {
     said: String,
 }
 
-/// A process that does not end by itself.
-struct Doomed(Child);
-
-impl Doomed {
-    fn kill(mut self, context: &str) {
-        assert!(self.0.try_wait().unwrap().is_none(), "{context}: it ended by itself");
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+/// What one of the tool's workers prints in a round.
+struct Printed {
+    name: &'static str,
+    /// The round, for messages.
+    what: String,
+    /// Where it goes on, by its bookmark, and behind how many bytes of its file: the whole lines there.
+    from: u64,
+    begin: usize,
+    /// What it printed there.
+    bytes: Vec<u8>,
+    /// Where the order went on without what it may have printed of what came behind.
+    next: u64,
 }
 
-impl Drop for Doomed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+impl Printed {
+    fn begin(place: &Place, name: &'static str, what: &str) -> Printed {
+        let before = fs::read(place.file(name)).unwrap_or_default();
+        let begin = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let from = place.marked(name).unwrap_or(0);
+        Printed { name, what: what.into(), from, begin, bytes: Vec::new(), next: 0 }
+    }
+
+    fn end(&mut self, place: &Place) {
+        self.bytes = fs::read(place.file(self.name)).unwrap().split_off(self.begin);
+    }
+
+    /// That it printed what the history has, line by line, as far as that goes; up to where it did.
+    fn check(&self, history: &[(u64, Vec<u8>)]) -> u64 {
+        let Printed { name, what, from, next, .. } = self;
+        let mut found = &self.bytes[..];
+        for (seq, line) in history.iter().filter(|(seq, _)| (from..next).contains(&seq)) {
+            if found.len() < line.len() {
+                // It was killed here, in the middle of a line perhaps.
+                assert!(line.starts_with(found), "{what}: {name}, at index {seq}");
+                return *seq;
+            }
+            assert!(found.starts_with(line), "{what}: {name}, at index {seq}");
+            found = &found[line.len()..];
+        }
+        *next
     }
 }
 
@@ -280,21 +256,19 @@ fn goes_on_at(said: &str) -> u64 {
 }
 
 /// Waits for what the parts of a round have to do, as long as all of them live.
-fn await_progress(place: &Place, parts: &mut [Doomed], what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + PATIENCE;
-    while !is_so() {
-        let is_dead = parts.iter_mut().any(|part| part.0.try_wait().unwrap().is_some());
-        let complaints = || fs::read_to_string(place.file("parts")).unwrap_or_default();
-        assert!(!is_dead, "{what}: a part ended by itself: {}", complaints());
-        assert!(Instant::now() < until, "{what}: it does not come to it: {}", complaints());
-        thread::sleep(Duration::from_millis(1));
-    }
+fn await_progress(parts: &mut [Doomed], what: &str, mut is_so: impl FnMut() -> bool) {
+    eventually(what, || {
+        parts.iter_mut().for_each(|part| part.lives(what));
+        is_so()
+    });
 }
 
+/// Workers come back as anybody's would: of this program by [`Worker::join_from`], the tool's by their bookmarks.
 #[test]
 fn everything_is_killed_and_the_region_lost_and_there_is_one_history() {
     let place = Place::new();
     let rounds = times(20, 100);
+    let mut printed: Vec<Printed> = Vec::new();
     for round in 0..rounds {
         let what = format!("round {round}");
         let served = place.serve();
@@ -303,16 +277,22 @@ fn everything_is_killed_and_the_region_lost_and_there_is_one_history() {
             // Nothing that a worker wrote down, or a producer was told, lies behind it.
             let behind = place.acknowledged();
             assert!(next > behind, "{what}: {next}, {behind} were acknowledged");
+            printed.iter_mut().rev().take(PRINTERS.len()).for_each(|printed| printed.next = next);
         } else {
             assert!(served.said.contains("there is no journal in "), "{}", served.said);
         }
         let mut journal = place.journal(&[]);
         let mut parts: Vec<Doomed> = WORKERS.iter().map(|name| place.play("work", name)).collect();
+        printed.extend(PRINTERS.map(|name| Printed::begin(&place, name, &what)));
+        parts.extend(PRINTERS.iter().map(|name| place.print(name)));
         parts.extend(PRODUCERS.iter().map(|name| place.play("produce", name)));
         let (sent, logged) = (place.acknowledged(), place.logged());
+        let marked = PRINTERS.map(|name| place.marked(name));
         let goal = 150 + round * 37 % 400;
-        await_progress(&place, &mut parts, &what, || {
-            place.acknowledged() >= sent + goal && place.logged() >= logged + goal
+        await_progress(&mut parts, &what, || {
+            place.acknowledged() >= sent + goal
+                && place.logged() >= logged + goal
+                && PRINTERS.iter().zip(marked).all(|(name, before)| place.marked(name) > before)
         });
         // Not always in the same order, and without a pause.
         if round % 2 == 0 {
@@ -326,38 +306,24 @@ fn everything_is_killed_and_the_region_lost_and_there_is_one_history() {
         }
         parts.into_iter().for_each(|part| part.kill(&what));
         journal.end();
+        printed.iter_mut().rev().take(PRINTERS.len()).for_each(|printed| printed.end(&place));
         fs::remove_file(place.region()).unwrap();
     }
-    check_all(&place);
+    check_all(&place, printed);
 }
 
-/// That the journal is whole, each producer's commands are there once, each that was acknowledged is, and each worker's log
-/// is what the journal has.
-fn check_all(place: &Place) {
+/// That the journal is whole, each producer's commands are there once, each that was acknowledged is, and what each worker
+/// has is what the journal has.
+fn check_all(place: &Place, mut printed: Vec<Printed>) {
     // Sealed by whoever restores last.
     let region = Region::restore(place.region(), place.dir(), &Config::new()).unwrap();
-    let audit = verify(place.dir()).unwrap();
-    assert!(audit.is_sound(), "{audit:?}");
-    assert_eq!((audit.end, audit.digest), (region.next, region.digest));
     let mut logs: Vec<_> = WORKERS.map(|name| (fs::read(place.file(name)).unwrap(), 0)).to_vec();
-    let (mut replay, mut names, mut next) =
-        (Replay::open(place.dir()).unwrap(), HashMap::new(), HashMap::new());
-    let mut epochs = Vec::new();
-    while let Some(record) = replay.next().unwrap() {
-        match record.event() {
-            Some(Event::ProducerAttached { name, number, .. }) => {
-                assert!(names.insert(number, name.to_string()).is_none(), "a number was given twice");
-            }
-            Some(Event::Opened { epoch, .. }) => epochs.push(epoch),
-            _ => {}
-        }
+    let mut history = Vec::new();
+    let audit = is_all_there(&place.dir(), &PRODUCERS, place.disk.path(), |record| {
         if !record.is_command() {
-            continue;
+            return;
         }
-        let index = next.entry(record.producer).or_insert(0);
-        assert_eq!(record.index, *index, "of producer {}", record.producer);
-        *index += 1;
-        assert_eq!(record.payload, payload(&names[&record.producer], record.index));
+        history.push((record.seq.get(), [record.payload, b"\n"].concat()));
         let digest = payload_digest(record.payload);
         let expected = line(record.seq, record.producer, record.index, record.digest.0, digest);
         for (log, at) in &mut logs {
@@ -366,15 +332,20 @@ fn check_all(place: &Place) {
                 *at += LINE;
             }
         }
-    }
+    });
+    assert_eq!((audit.end, audit.digest), (region.next, region.digest));
     assert!(logs.iter().all(|(log, at)| log.len() / LINE * LINE == *at), "no log has more than the journal");
-    assert_eq!(names.len(), PRODUCERS.len(), "who comes back has its number");
-    assert!(epochs.is_sorted() && epochs.windows(2).all(|two| two[0] != two[1]), "{epochs:?}");
-    for (number, name) in names {
-        let acknowledged = fs::metadata(place.file(&name)).unwrap().len();
-        assert!(next[&number] >= acknowledged, "{name}: {acknowledged} of {}", next[&number]);
+    printed.iter_mut().rev().take(PRINTERS.len()).for_each(|printed| printed.next = audit.end.get());
+    for name in PRINTERS {
+        let (mut to, mut again) = (0, 0);
+        for printed in printed.iter().filter(|printed| printed.name == name) {
+            let Printed { what, from, next, .. } = printed;
+            assert!(*from <= to && from <= next, "{what}: {name} printed up to {to}, and went on at {from}");
+            again += to - from;
+            to = printed.check(&history);
+        }
+        println!("{name}: printed up to {to}, {again} indexes of these more than once");
     }
-    println!("{} records, {} epochs", audit.records, epochs.len());
 }
 
 /// A place whose journal has some commands and was killed, as was all else.
@@ -480,12 +451,7 @@ fn whoever_dies_while_a_region_is_restored_leaves_none_or_a_whole_one() {
                 drop(old);
                 make_outdated(&place);
             }
-            let mut command = place.sequence();
-            command.env("SERIATIM_CRASH", format!("{point}:1")).stdout(Stdio::null()).stderr(Stdio::null());
-            let mut victim = Doomed(command.spawn().unwrap());
-            eventually(&format!("{what}: it is killed"), || victim.0.try_wait().unwrap().is_some());
-            let status = victim.0.wait().unwrap();
-            assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{what}: {status}");
+            Doomed::start_until(&mut place.sequence(), &format!("{point}:1")).await_kill(&what);
             let names: Vec<_> =
                 fs::read_dir(place.folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
             assert!(names.len() <= 1, "{what}: {names:?}");

@@ -10,19 +10,17 @@
 mod common;
 mod engine;
 
-use std::collections::HashMap;
 use std::env;
-use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::process::ExitStatusExt;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::process::{Command, Stdio};
 
+use common::doomed::Doomed;
+use common::told::{acknowledged, is_all_there, payload, produce};
 use common::*;
 use nix::sys::signal::Signal;
 use seriatim::journal::{Bookmark, Duty, Journal, JournalOptions, Replay, verify};
-use seriatim::{Attached, Config, Event, Producer, Region, Sequenced, Sequencer, SequencerConfig};
+use seriatim::{Config, Producer, Region, Sequencer, SequencerConfig};
 use tempfile::TempDir;
 
 const PART: &str = "SERIATIM_STANDBY_PART";
@@ -34,72 +32,6 @@ fn part() {
     let Ok(text) = env::var(PART) else { return };
     let [name, region, file] = text.split(' ').collect::<Vec<_>>()[..] else { panic!("bad part {text:?}") };
     produce(&Region::attach(region).unwrap(), name, Path::new(file));
-}
-
-fn payload(name: &str, index: u64) -> Vec<u8> {
-    let len = match index % 40 {
-        7 => 5_000 + index as usize % 3_000,
-        n if n % 4 == 1 => 300,
-        _ => 12,
-    };
-    let mut bytes = format!("{name} {index} ").into_bytes();
-    bytes.resize(len.max(bytes.len()), index as u8);
-    bytes
-}
-
-/// Submits what comes next of its commands, and writes down what was acknowledged as durable: one byte for each.
-fn produce(region: &Region, name: &str, file: &Path) {
-    let mut acknowledged = File::options().create(true).append(true).open(file).unwrap();
-    let mut known = acknowledged.metadata().unwrap().len();
-    let mut producer = attach(region, name);
-    let next = producer.next_index();
-    assert!(next >= known, "{name}: {known} commands were acknowledged, {next} are there");
-    assert_eq!(producer.attached() == Attached::New, next == 0);
-    loop {
-        let index = producer.next_index();
-        producer.submit_at(index, 1, &payload(name, index)).unwrap();
-        if index % 8 == 7 {
-            let Sequenced::At(seq) = producer.wait_sequenced(index).unwrap() else { panic!("open") };
-            region.wait_durable(seq, Instant::now() + PATIENCE).unwrap();
-            acknowledged.write_all(&vec![b'.'; (index + 1 - known) as usize]).unwrap();
-            known = index + 1;
-        }
-    }
-}
-
-/// A process that does not end by itself.
-struct Doomed(Child);
-
-impl Doomed {
-    fn start(command: &mut Command) -> Doomed {
-        Doomed(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("it starts"))
-    }
-
-    fn is_dead(&mut self) -> bool {
-        self.0.try_wait().unwrap().is_some()
-    }
-
-    /// Waits until it has been killed.
-    fn await_kill(&mut self, context: &str) {
-        eventually(context, || self.is_dead());
-        let status = self.0.wait().unwrap();
-        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "{context}: it ended by itself: {status}");
-    }
-}
-
-impl Drop for Doomed {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn path(at: &Path) -> String {
-    at.display().to_string()
-}
-
-fn end_of(dir: &str) -> u64 {
-    Replay::open(dir).map_or(0, |replay| replay.end().get())
 }
 
 /// A standby that follows.
@@ -131,14 +63,13 @@ impl Place {
     }
 
     fn acknowledged(&self) -> u64 {
-        PRODUCERS.iter().map(|name| fs::metadata(self.file(name)).map_or(0, |file| file.len())).sum()
+        PRODUCERS.iter().map(|name| acknowledged(&self.file(name))).sum()
     }
 
     fn produce(&self, name: &str, region: &str) -> Doomed {
         let mut command: Command = engine::this_program();
         command.env(PART, format!("{name} {region} {}", path(&self.file(name))));
-        let complaints = File::options().create(true).append(true).open(self.file("parts")).unwrap();
-        Doomed::start(command.stderr(complaints))
+        Doomed::start_into(&mut command, &self.file("parts"))
     }
 }
 
@@ -153,18 +84,14 @@ fn everything_but_the_standby_is_killed_and_it_takes_over() {
         let (region, what) = (place.region(round), format!("round {round}"));
         let mut serving = Running::start(&mut seriatim(&["sequence", &region, "--journal", &primary]));
         assert!(serving.line().starts_with("serving "), "{what}: {:?}", serving.end());
-        let mut journal =
-            Running::start(&mut seriatim(&["journal", &region, &primary, "--segment-bytes", "32K"]));
-        assert!(journal.line().starts_with("writing "), "{what}: {:?}", journal.end());
+        let mut journal = write_journal(&region, &primary, &["--segment-bytes", "32K"]);
         // What was superseded comes back as a standby.
         let adopts: &[&str] = if fs::exists(&spare).unwrap() { &["--adopt"] } else { &[] };
         let mut standby = follow(&primary, &spare, adopts);
         let mut producers: Vec<_> = PRODUCERS.iter().map(|name| place.produce(name, &region)).collect();
         let (before, goal) = (place.acknowledged(), 200 + round * 37 % 300);
-        let complaints = || fs::read_to_string(place.file("parts")).unwrap_or_default();
         eventually(&what, || {
-            let is_dead = producers.iter_mut().any(Doomed::is_dead);
-            assert!(!is_dead, "{what}: {}", complaints());
+            producers.iter_mut().for_each(|producer| producer.lives(&what));
             place.acknowledged() >= before + goal && end_of(&spare) > before
         });
         // Not always in the same order.
@@ -213,7 +140,7 @@ fn everything_but_the_standby_is_killed_and_it_takes_over() {
             (spare, place.dir(dirs))
         };
     }
-    check_all(&place, &primary);
+    is_all_there(&primary, &PRODUCERS, place.disk.path(), |_| {});
 }
 
 /// That two directories have the same records, in segments of their own.
@@ -226,36 +153,6 @@ fn assert_same(one: &str, other: &str) {
             return;
         }
     }
-}
-
-/// That what was acknowledged is there, each command once, in one history.
-fn check_all(place: &Place, dir: &str) {
-    let audit = verify(dir).unwrap();
-    assert!(audit.is_sound(), "{audit:?}");
-    let (mut replay, mut names, mut next) = (Replay::open(dir).unwrap(), HashMap::new(), HashMap::new());
-    let mut epochs = Vec::new();
-    while let Some(record) = replay.next().unwrap() {
-        match record.event() {
-            Some(Event::ProducerAttached { name, number, .. }) => {
-                assert!(names.insert(number, name.to_string()).is_none(), "a number was given twice");
-            }
-            Some(Event::Opened { epoch, .. }) => epochs.push(epoch),
-            _ => {}
-        }
-        if record.is_command() {
-            let index = next.entry(record.producer).or_insert(0);
-            assert_eq!(record.index, *index, "of producer {}", record.producer);
-            *index += 1;
-            assert_eq!(record.payload, payload(&names[&record.producer], record.index));
-        }
-    }
-    assert_eq!(names.len(), PRODUCERS.len(), "who comes back has its number");
-    assert!(epochs.windows(2).all(|two| two[0] < two[1]), "{epochs:?}");
-    for (number, name) in names {
-        let acknowledged = fs::metadata(place.file(&name)).unwrap().len();
-        assert!(next[&number] >= acknowledged, "{name}: {acknowledged} of {}", next[&number]);
-    }
-    println!("{} records, {} epochs", audit.records, epochs.len());
 }
 
 // ---- killed at each step ----------------------------------------------------------------------------------
@@ -333,9 +230,7 @@ fn dies(source: &Path, point: &str, pass: u64, scene: Scene) {
     copy(source, &from);
     let (from, dir) = (path(&from), path(&dir));
     let following = ["journal", "follow", &from, &dir, "--segment-bytes", "4K"];
-    let start = |args: &[&str], crash: &str| {
-        Doomed::start(seriatim(args).env("SERIATIM_CRASH", crash).stderr(Stdio::null()))
-    };
+    let start = |args: &[&str], crash: &str| Doomed::start_until(&mut seriatim(args), crash);
     if scene != Scene::First {
         // It leaves a segment with records, that nobody has sealed.
         start(&following, "journal.written:9").await_kill(&context);
@@ -401,8 +296,7 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     let sequencer = sequence(&region);
     let (orders, spare) = (path(&disk.path().join("orders")), path(&disk.path().join("spare")));
     run(&["journal", "follow", &orders, &spare]).with(2).saying(&[&orders]);
-    let mut journal = Running::start(&mut seriatim(&["journal", &region, &orders]));
-    journal.line();
+    let mut journal = write_journal(&region, &orders, &[]);
     run_with(&["submit", &region, "-", "--durable"], b"one\ntwo\n").with(0);
     run(&["journal", "follow", &orders, &orders]).with(2).saying(&["cannot follow itself"]);
     let standby = follow(&orders, &spare, &["--json"]);
@@ -443,8 +337,7 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     let again = path(&folder.path().join("again"));
     let mut serving = Running::start(&mut seriatim(&["sequence", &again, "--journal", &spare]));
     assert!(serving.line().starts_with("serving "));
-    let mut journal = Running::start(&mut seriatim(&["journal", &again, &spare]));
-    assert!(journal.line().starts_with("writing "));
+    let journal = write_journal(&again, &spare, &[]);
     run_with(&["submit", &again, "-", "--durable"], b"four\n").with(0);
     assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\nfour\n");
     journal.stop().with(0);

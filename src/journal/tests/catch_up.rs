@@ -1,6 +1,7 @@
 //! Workers that come late: what they are handed, from the journal and then live, is what one got that was there from the
 //! start, whatever happens meanwhile.
 
+use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -10,7 +11,9 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::error::AttachError;
-use crate::journal::{CatchUp, CatchUpError, Journal, JournalOptions, OnFailure, ReplayError};
+use crate::journal::{
+    CatchUp, CatchUpError, Journal, JournalOptions, OnFailure, ReplayError, Retention, prune,
+};
 use crate::poison::OnDivergence;
 use crate::region::snapshot::State;
 use crate::{
@@ -926,17 +929,55 @@ fn a_handler_that_panics_leaves() {
     await_leave(&region, "late");
 }
 
-/// What one from the start was handed, by index, with the digest before each; grows while others look.
+/// What one from the start was handed, by index; grows at its end while others look, and is let go of as the journal is.
 #[derive(Default)]
-struct Log(Mutex<Vec<Seen>>);
+struct Log(Mutex<VecDeque<Seen>>);
 
 impl Log {
     fn add(&self, some: &mut Vec<Seen>) {
-        self.0.lock().unwrap().append(some);
+        self.0.lock().unwrap().extend(some.drain(..));
     }
 
-    fn len(&self) -> usize {
-        self.0.lock().unwrap().len()
+    /// The index behind its last one.
+    fn end(&self) -> Seq {
+        self.0.lock().unwrap().back().map_or(Seq::ZERO, |seen| Seq::new(seen.seq + 1))
+    }
+
+    /// Nobody asks for what comes before an index any more.
+    fn let_go(&self, first: Seq) {
+        let mut all = self.0.lock().unwrap();
+        let gone = all.partition_point(|seen| seen.seq < first.get());
+        all.drain(..gone);
+    }
+
+    /// What lies between two indexes.
+    fn between(&self, from: Seq, to: Seq) -> Vec<Seen> {
+        let all = self.0.lock().unwrap();
+        let place = |seq: Seq| all.partition_point(|seen| seen.seq < seq.get());
+        all.range(place(from)..place(to)).copied().collect()
+    }
+}
+
+/// Where in a history, one that differs for each join, they began.
+#[derive(Debug, Default)]
+struct Spread {
+    /// How many in each quarter, from the oldest on.
+    quarters: [u64; 4],
+    /// Indexes that there were to choose from: in the shortest history, in the longest, and in all together.
+    shortest: Option<u64>,
+    longest: u64,
+    all: u64,
+}
+
+impl Spread {
+    /// Any index of those from one on before another.
+    fn draw(&mut self, random: &mut Random, first: Seq, end: Seq) -> Seq {
+        let len = end.since(first);
+        let place = random.below(len);
+        self.quarters[(place * 4 / len) as usize] += 1;
+        self.shortest = Some(self.shortest.map_or(len, |shortest| shortest.min(len)));
+        (self.longest, self.all) = (self.longest.max(len), self.all + len);
+        first.plus(place)
     }
 }
 
@@ -982,7 +1023,11 @@ fn one_join(
     (had, worker.next(), worker.digest())
 }
 
-/// Under full load, 200 joins at random indexes: each is handed all from there on, each byte of it, once.
+/// So many bytes of segments are left of the history before each of many joins: it would grow faster than so many could read
+/// it, and those from far back would be the rare ones.
+const HISTORY: u64 = 1 << 20;
+
+/// Under full load, 200 joins at random indexes of all that there is: each is handed all from there on, each byte of it, once.
 #[test]
 fn two_hundred_joins_under_full_load_miss_nothing() {
     let folder = TempDir::new().unwrap();
@@ -991,11 +1036,11 @@ fn two_hundred_joins_under_full_load_miss_nothing() {
     let region = Region::anonymous(&config).unwrap();
     let sequencer = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
     let sync = crate::journal::SyncPolicy::Every(Duration::from_millis(20));
-    let mut journal = Journal::open(&region, &path, &options().segment_bytes(256 << 10).sync(sync)).unwrap();
+    let mut journal = Journal::open(&region, &path, &options().segment_bytes(64 << 10).sync(sync)).unwrap();
     let mut early = Worker::join_with(&region, "early", &join_options()).unwrap();
-    let first = early.first();
+    let begins = early.first();
     let (log, is_over) = (Log::default(), AtomicBool::new(false));
-    let mut ways = Ways::default();
+    let (mut ways, mut spread) = (Ways::default(), Spread::default());
     std::thread::scope(|scope| {
         let over = Over(&is_over);
         let (log, is_over, region) = (&log, &is_over, &region);
@@ -1021,31 +1066,38 @@ fn two_hundred_joins_under_full_load_miss_nothing() {
                 }
             });
         }
+        // There is a history before the first one looks for its place in it.
+        let until = soon();
+        while region.snapshot().next.since(begins) < 2_000 {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
         let mut random = Random::new(19);
         for n in 0..200 {
-            // From anywhere as long as there is not much; it grows faster than it could be read by so many.
-            let end = region.snapshot().next.since(first);
-            let back = if n % 10 == 9 && n < 20 { end } else { end.min(1_000) };
-            let from = first.plus(end - random.below(back.max(1)));
+            let left = prune(&path, &Retention::new().keep_bytes(HISTORY)).unwrap();
+            let first = left.first.max(begins);
+            log.let_go(first);
+            let from = spread.draw(&mut random, first, region.snapshot().next);
             let name = format!("late {}", n % 3);
             let (had, next, digest) = one_join(region, &path, &name, from, &mut ways);
             // The one from the start has come so far, and has the same.
             let until = soon();
-            while (log.len() as u64) < next.since(first) {
+            while log.end() < next {
                 assert!(Instant::now() < until);
                 std::thread::yield_now();
             }
-            let log = log.0.lock().unwrap();
-            let expected = &log[from.since(first) as usize..next.since(first) as usize];
-            assert_eq!(had.len(), expected.len(), "join {n} from {from}");
-            let differs = had.iter().zip(expected).position(|(had, expected)| had != expected);
-            assert_eq!(differs, None, "join {n} from {from}");
+            let expected = log.between(from, next);
+            assert!(had.iter().map(|seen| seen.seq).eq(from.get()..next.get()), "join {n} from {from}");
+            let differs = had.iter().zip(&expected).position(|(had, expected)| had != expected);
+            assert_eq!((had.len(), differs), (expected.len(), None), "join {n} from {from}");
             assert!(digest != Digest(0));
         }
         drop(over);
     });
-    println!("{ways:?}, {} in all", log.len());
+    println!("{ways:?}, {spread:?}, {} in all", region.snapshot().next);
     assert!(ways.behind >= 5 && ways.ahead >= 5, "{ways:?}");
+    // Fifty each are expected.
+    assert!(spread.quarters.iter().all(|&joins| joins >= 20), "{spread:?}");
     sequencer.stop().unwrap();
     let audit = crate::journal::verify(&path).unwrap();
     assert!(audit.is_sound(), "{audit:?}");

@@ -1,6 +1,9 @@
 //! What the tests of the tool share: scratch space, the binary, children that do not outlive their test.
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+pub(crate) mod doomed;
+pub(crate) mod told;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -16,6 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use seriatim::journal::Replay;
 use seriatim::{AttachOptions, JoinOptions, Producer, Region, Worker};
 use tempfile::TempDir;
 
@@ -256,6 +260,29 @@ pub(crate) fn sequence(region: &str) -> Running {
         panic!("{line}: {:?}", sequencer.end());
     }
     sequencer
+}
+
+/// A journal that writes.
+pub(crate) fn write_journal(region: &str, dir: &str, args: &[&str]) -> Running {
+    let mut journal = Running::start(&mut seriatim(&[&["journal", region, dir], args].concat()));
+    let line = journal.line();
+    assert!(line.starts_with("writing "), "{line}: {:?}", journal.end());
+    journal
+}
+
+/// Where a journal ends, if there is one.
+pub(crate) fn end_of(dir: &str) -> u64 {
+    Replay::open(dir).map_or(0, |replay| replay.end().get())
+}
+
+/// How long a file is; nothing if it is not there.
+pub(crate) fn length(file: &Path) -> u64 {
+    fs::metadata(file).map_or(0, |file| file.len())
+}
+
+/// A path as an argument.
+pub(crate) fn path(at: &Path) -> String {
+    at.display().to_string()
 }
 
 /// A worker that has joined.
