@@ -76,6 +76,7 @@ pub mod reconcile;
 mod sender;
 
 use std::marker::PhantomData;
+use std::path::Path;
 use std::time::Instant;
 
 pub use coding::{Bytes, Coding, CodingError, Miscoded, Postcard};
@@ -86,7 +87,10 @@ pub use receiver::{Command, Event, Receiver};
 pub use reconcile::{Action, Reconcile, Reconciled, Reconciler};
 pub use sender::{Incarnation, OpenError, SendError, Sender, SequencedError, Stage, Superseded};
 
+use seriatim_ring::Seq;
+
 use crate::error::AttachError;
+use crate::journal::CatchUpError;
 use crate::producer::{AttachOptions, Producer, SubmitError};
 use crate::region::Region;
 use crate::worker::JoinOptions;
@@ -155,6 +159,57 @@ impl<C: ?Sized, K: Coding<C> + Clone> Channel<C, K> {
     /// As [`Worker::join`](crate::Worker::join).
     pub fn join_with(&self, name: &str, options: &JoinOptions) -> Result<Receiver<C, K>, AttachError> {
         Receiver::join(&self.region, self.coding.clone(), name, options)
+    }
+
+    /// Joins as a worker that comes late: is handed what the region's journal, in a directory, has from an index on, and then
+    /// goes over into the live order, as [`Worker::join_from`](crate::Worker::join_from). What the handler gets and what the
+    /// receiver gets after that is what one got that was there from the start: the incarnations, each at its index, and
+    /// nothing of a controller that was superseded by then.
+    ///
+    /// ```
+    /// use seriatim::channel::{Channel, Event};
+    /// use seriatim::journal::{Journal, JournalOptions};
+    /// use seriatim::{Config, JoinOptions, Region, Seq, Sequencer, SequencerConfig};
+    ///
+    /// let region = Region::anonymous(&Config::new())?;
+    /// let sequencer = Sequencer::spawn(&region, SequencerConfig::new())?;
+    /// # let dir = std::env::temp_dir().join(format!("seriatim-doc-{}-receiver", std::process::id()));
+    /// let mut journal = Journal::open(&region, &dir, &JournalOptions::new())?;
+    /// let channel = Channel::<u64>::attach(&region);
+    /// for nonce in 1..=2 {
+    ///     let mut sender = channel.open("controller", nonce)?;
+    ///     sender.initialization_complete()?;
+    ///     let index = sender.send(&(10 * nonce))?;
+    ///     sender.wait_sequenced(index)?;
+    /// }
+    /// while journal.poll()? > 0 {}
+    /// let (mut seen, mut current) = (Vec::new(), 0);
+    /// let mut apply = |event: Event<'_, u64>| match event {
+    ///     Event::Incarnation { number, .. } => current = number,
+    ///     Event::Command(command) => seen.push((current, command.decode().expect("a number"))),
+    ///     _ => {}
+    /// };
+    /// let options = JoinOptions::new();
+    /// let mut receiver = channel.join_from("late", &options, &dir, Seq::ZERO, &mut apply)?;
+    /// while let Some(event) = receiver.poll()? {
+    ///     apply(event); // from here on it is one of the others
+    /// }
+    /// assert_eq!(seen, [(1, 10), (2, 20)]);
+    /// # std::fs::remove_dir_all(&dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CatchUpError`]: what was handed out until then stays so.
+    pub fn join_from(
+        &self,
+        name: &str,
+        options: &JoinOptions,
+        dir: impl AsRef<Path>,
+        from: Seq,
+        handle: impl FnMut(Event<'_, C, K>),
+    ) -> Result<Receiver<C, K>, CatchUpError> {
+        Receiver::join_from(&self.region, self.coding.clone(), name, options, (dir.as_ref(), from), handle)
     }
 
     /// Attaches a producer whose commands count whoever is the controller: for what a worker has to tell all of them.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::path::Path;
 use std::time::Instant;
 
 use seriatim_ring::Seq;
@@ -9,6 +10,7 @@ use seriatim_ring::Seq;
 use super::coding::{Coding, Miscoded, Postcard};
 use super::partition::Partition;
 use crate::error::AttachError;
+use crate::journal::CatchUpError;
 use crate::region::Region;
 use crate::worker::{JoinOptions, Worker, WorkerError};
 
@@ -130,6 +132,19 @@ impl<C: ?Sized, K: Coding<C>> Receiver<C, K> {
         options: &JoinOptions,
     ) -> Result<Self, AttachError> {
         Ok(Receiver { worker: Worker::join_with(region, name, options)?, coding, of: PhantomData })
+    }
+
+    pub(super) fn join_from(
+        region: &Region,
+        coding: K,
+        name: &str,
+        options: &JoinOptions,
+        (dir, from): (&Path, Seq),
+        mut handle: impl FnMut(Event<'_, C, K>),
+    ) -> Result<Self, CatchUpError> {
+        let worker =
+            Worker::join_from(region, name, options, dir, from, |event| handle(typed(event, &coding)))?;
+        Ok(Receiver { worker, coding, of: PhantomData })
     }
 
     /// The next event, if there is one; never waits.

@@ -9,6 +9,8 @@ mod power;
 mod reading;
 mod restore;
 mod standby;
+#[cfg(feature = "serde")]
+mod typed;
 mod whole;
 mod writing;
 
