@@ -1,11 +1,14 @@
 //! What processor time does a command take of the sequencer, by the size of payloads and by the number of workers?
 //!
-//! Bursts of 8 commands, one ticket each, are queued while the sequencer stands still; then it takes one turn; then each
-//! worker receives them. Measured is the processor time of the turns, freeing included, less what the clock takes: the
-//! mean of many, the least of three times. `in sight`: by one producer, so the burst becomes one run; `taking turns`: by
-//! two, so that each command is a run of its own. Before each burst comes a small command in a turn of its own, which is
-//! not measured: large payloads take long to write, and what others on the machine did to the caches meanwhile is not
-//! the sequencer's work.
+//! Bursts of 16 commands, one ticket each, are queued while the sequencer stands still; then it takes one turn; then each
+//! worker receives them. Measured is the processor time of the turns, freeing included: the mean of many, the least of
+//! three times. `in sight`: by one producer, so the burst becomes one run; `taking turns`: by two, so that each command is
+//! a run of its own. Before each burst comes a small command in a turn of its own, which is not measured: large payloads
+//! take long to write, and what others on the machine did to the caches meanwhile is not the sequencer's work.
+//!
+//! A look at the clock can take longer than a turn. So before each turn the clock is looked at twice in a row, and what
+//! lies between is taken off, in the same way: the mean, the least. By how much that differs between the three times is what the
+//! clock cannot tell: what is less is printed as `<` that, and a ratio to it is none.
 //!
 //! `alone`: all on one thread, and of each payload one word is written. `apart`: who writes every byte, and the workers,
 //! are on another core.
@@ -17,7 +20,7 @@ use seriatim::affinity;
 use seriatim::shared::thread_cpu_ns;
 use seriatim::{Config, DigestOf, Event, Producer, Region, Sequencer, Worker};
 
-const BURST: usize = 8;
+const BURST: usize = 16;
 const SIZES: [(&str, usize); 6] = [
     ("16 B", 16),
     ("256 B", 256),
@@ -27,56 +30,110 @@ const SIZES: [(&str, usize); 6] = [
     ("16 MiB", 16 << 20),
 ];
 const WORKERS: [u64; 3] = [1, 4, 16];
-/// Bursts at most; with those of 8 a lane's cells are freed four times.
+/// Bursts at most; a lane's cells are freed eight times by these.
 const BURSTS: usize = 512;
+/// Bursts at least.
+const FEW: usize = 4;
 /// Bytes at most that are written at a time.
 const WRITTEN: usize = 1 << 30;
 const TIMES: usize = 3;
+/// Size of a payload at most in a check: larger lanes take long to map.
+const CHECKED: usize = 1 << 20;
 /// Bursts of small commands before what is measured: each page of cells, tickets and order has been touched then.
-const WARM_UP: usize = 1100;
+const WARM_UP: usize = 560;
 
 fn main() {
-    // Without it this is a check: a few bursts of each.
+    // Without it this is a check: a burst of each, of which a word is written, in lanes that are mapped soon.
     let measured = std::env::args().any(|arg| arg == "--bench");
-    let clock = clock_ns();
-    println!(
-        "processor time of the sequencer, ns for a command, in bursts of {BURST}; taken off for the clock: {clock:.0} ns"
-    );
+    println!("processor time of the sequencer, ns for a command, in bursts of {BURST}");
+    if !measured {
+        println!("of one burst each, up to 1 MiB: a check, whose figures say nothing");
+    }
+    let mut clock = (f64::MAX, 0.0_f64);
     for (how, apart) in [("alone", false), ("apart", true)] {
         for (what, producers) in [("in sight", 1), ("taking turns", 2)] {
-            let row = |(_, size)| {
-                WORKERS.map(|workers| {
-                    Shape { producers, workers, size, apart }.measure(measured) - clock / BURST as f64
-                })
+            let row = |(_, size): (_, usize)| {
+                let size = if measured { size } else { size.min(CHECKED) };
+                WORKERS.map(|workers| Shape { producers, workers, size, apart }.measure(measured))
             };
-            print(&format!("{how}, {what}"), &SIZES.map(row));
+            let rows = SIZES.map(row);
+            print(&format!("{how}, {what}"), &rows);
+            let looks = rows.iter().flatten().map(|cost| cost.look);
+            clock = looks.fold(clock, |(low, high), ns| (low.min(ns), high.max(ns)));
         }
     }
+    println!("\ntaken off for the clock: {:.0} to {:.0} ns a turn", clock.0, clock.1);
 }
 
-fn print(title: &str, rows: &[[f64; WORKERS.len()]; SIZES.len()]) {
+/// What a command takes of the sequencer, in nanoseconds.
+#[derive(Clone, Copy)]
+struct Cost {
+    ns: f64,
+    /// Less than that the clock cannot tell.
+    least: f64,
+    /// What a look at the clock took, which is taken off.
+    look: f64,
+}
+
+impl Cost {
+    /// Of so many bursts, each time.
+    fn of(times: &[Spent], bursts: usize) -> Cost {
+        let range = |of: fn(&Spent) -> u64| {
+            let all = || times.iter().map(of);
+            (all().min().unwrap_or(0) as f64, all().max().unwrap_or(0) as f64)
+        };
+        let ((turns, _), (look, longest)) = (range(|spent| spent.turns), range(|spent| spent.looks));
+        let commands = (bursts * BURST) as f64;
+        // It counts in nanoseconds.
+        let least = ((longest - look) / commands).max(1.0 / BURST as f64);
+        Cost { ns: (turns - look) / commands, least, look: look / bursts as f64 }
+    }
+
+    fn is_told(self) -> bool {
+        self.ns > self.least
+    }
+
+    fn text(self) -> String {
+        if self.is_told() { format!("{:.1}", self.ns) } else { format!("<{:.1}", self.least.max(0.1)) }
+    }
+
+    /// How many times as much as another, where both are told.
+    fn by(self, other: Cost) -> Option<f64> {
+        (self.is_told() && other.is_told()).then(|| self.ns / other.ns)
+    }
+}
+
+fn times(ratio: Option<f64>) -> String {
+    ratio.map_or("-".into(), |ratio| format!("{ratio:.2}x"))
+}
+
+fn print(title: &str, rows: &[[Cost; WORKERS.len()]; SIZES.len()]) {
     println!("\n{title:<24}{}", WORKERS.map(|n| format!("{n:>12} w")).concat());
     for ((name, _), row) in SIZES.iter().zip(rows) {
-        println!("{name:>24}{}", row.map(|ns| format!("{ns:>7.1} {:>5.2}x", ns / rows[0][0])).concat());
+        let cells = row.map(|cost| format!("{:>7} {:>6}", cost.text(), times(cost.by(rows[0][0]))));
+        println!("{name:>24}{}", cells.concat());
     }
-    let spread = |values: &mut dyn Iterator<Item = f64>| {
-        let (low, high) = values.fold((f64::MAX, 0.0), |(low, high), ns| (ns.min(low), ns.max(high)));
-        high / low
+    let spread = |costs: Vec<Cost>| {
+        let order = |a: &Cost, b: &Cost| a.ns.total_cmp(&b.ns);
+        let (low, high) =
+            (*costs.iter().min_by(|a, b| order(a, b))?, *costs.iter().max_by(|a, b| order(a, b))?);
+        high.by(low)
     };
-    let sizes = (0..WORKERS.len()).map(|n| spread(&mut rows.iter().map(|row| row[n]))).fold(0.0, f64::max);
-    let workers = rows.iter().map(|row| spread(&mut row.iter().copied())).fold(0.0, f64::max);
-    println!("{:>24} by size {sizes:.2}x, by workers {workers:.2}x", "largest by smallest:");
+    // None where one of them is not told.
+    let largest = |spreads: Vec<Option<f64>>| {
+        spreads.into_iter().collect::<Option<Vec<_>>>().map(|all| all.into_iter().fold(0.0, f64::max))
+    };
+    let sizes =
+        largest((0..WORKERS.len()).map(|n| spread(rows.iter().map(|row| row[n]).collect())).collect());
+    let workers = largest(rows.iter().map(|row| spread(row.to_vec())).collect());
+    println!("{:>24} by size {}, by workers {}", "largest by smallest:", times(sizes), times(workers));
 }
 
-/// What two looks at the clock take, one right after the other.
-fn clock_ns() -> f64 {
-    let looks = 10_000;
-    let look = |_| {
-        let before = thread_cpu_ns();
-        thread_cpu_ns() - before
-    };
-    let once = || (0..looks).map(look).sum::<u64>() as f64 / f64::from(looks);
-    (0..TIMES).map(|_| once()).fold(f64::MAX, f64::min)
+/// What was spent on some turns, and on as many looks at the clock.
+#[derive(Clone, Copy, Default)]
+struct Spent {
+    turns: u64,
+    looks: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -89,32 +146,31 @@ struct Shape {
 }
 
 impl Shape {
-    /// The time of the sequencer for a command, with the clock.
-    fn measure(self, measured: bool) -> f64 {
+    fn measure(self, measured: bool) -> Cost {
         // For all sizes the same lanes, but in a check: room for two bursts of the largest.
         let largest = if measured { SIZES[SIZES.len() - 1].1 } else { self.size.max(4096) };
         let lane_bytes = (2 * BURST * largest / self.producers) as u64;
-        let bursts = if self.apart { (WRITTEN / (BURST * self.size)).clamp(8, BURSTS) } else { BURSTS };
-        let (times, bursts) = if measured { (TIMES, bursts) } else { (1, 2) };
-        let mut spent = vec![0; times];
-        let account = |burst: usize, ns| {
+        let bursts = if self.apart { (WRITTEN / (BURST * self.size)).clamp(FEW, BURSTS) } else { BURSTS };
+        let (times, bursts) = if measured { (TIMES, bursts) } else { (1, 1) };
+        let mut spent = vec![Spent::default(); times];
+        let account = |burst: usize, turn: Spent| {
             if let Some(burst) = burst.checked_sub(WARM_UP) {
-                spent[burst / bursts] += ns;
+                let all = &mut spent[burst / bursts];
+                (all.turns, all.looks) = (all.turns + turn.turns, all.looks + turn.looks);
             }
         };
         let all = WARM_UP + times * bursts;
-        let parties = self.attach(lane_bytes);
+        let parties = self.attach(lane_bytes, measured);
         if self.apart {
             apart(parties, all, account)
         } else {
             alone(parties, all, account)
         }
-        let least = spent.into_iter().min().expect("once at least");
-        least as f64 / (bursts * BURST) as f64
+        Cost::of(&spent, bursts)
     }
 
     /// Attaching is a hand-shake, so it takes a second thread, once.
-    fn attach(self, lane_bytes: u64) -> (Sequencer, Others) {
+    fn attach(self, lane_bytes: u64, measured: bool) -> (Sequencer, Others) {
         let config = Config::new().producers(self.producers as u64 + 1).workers(self.workers);
         let config = config.lane_bytes(lane_bytes).digest(DigestOf::Header);
         let region = Region::anonymous(&config).expect("memory for a region");
@@ -124,7 +180,7 @@ impl Shape {
             let attach = |n| Producer::attach(&region, &format!("p{n}")).expect("a lane");
             let (workers, producers) =
                 ((0..self.workers).map(join).collect(), (0..=self.producers).map(attach).collect());
-            Others { producers, workers, payload: vec![7; self.size], written: self.apart }
+            Others { producers, workers, payload: vec![7; self.size], written: self.apart && measured }
         });
         while !attaching.is_finished() {
             sequencer.poll(16).expect("an open order");
@@ -137,7 +193,7 @@ impl Shape {
 fn alone(
     (mut sequencer, mut others): (Sequencer, Others),
     bursts: usize,
-    mut account: impl FnMut(usize, u64),
+    mut account: impl FnMut(usize, Spent),
 ) {
     for burst in 0..bursts {
         others.queue(burst);
@@ -149,7 +205,7 @@ fn alone(
 fn apart(
     (mut sequencer, mut others): (Sequencer, Others),
     bursts: usize,
-    mut account: impl FnMut(usize, u64) + Send,
+    mut account: impl FnMut(usize, Spent) + Send,
 ) {
     let cpus = affinity::allowed();
     // Where it is not possible they share one.
@@ -183,15 +239,16 @@ fn apart(
     });
 }
 
-/// The time of the turn that orders a burst, with the clock; after one that orders what comes before it.
-fn turn(sequencer: &mut Sequencer) -> u64 {
+/// The turn that orders a burst, after one that orders what comes before it: its time with the clock, and the clock's.
+fn turn(sequencer: &mut Sequencer) -> Spent {
     let _ = thread_cpu_ns();
     assert_eq!(sequencer.poll(1).expect("an open order").commands, 1);
+    let look = thread_cpu_ns();
     let before = thread_cpu_ns();
     let turn = sequencer.poll(256).expect("an open order");
-    let spent = thread_cpu_ns() - before;
+    let after = thread_cpu_ns();
     assert_eq!(turn.commands, BURST as u64);
-    spent
+    Spent { turns: after - before, looks: before - look }
 }
 
 /// Everybody but the sequencer.
