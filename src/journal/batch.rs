@@ -18,9 +18,10 @@ use crate::region::map::{Map, WordMap, WordsAt};
 
 /// Payloads up to this are copied beside their heads: a piece of its own costs the kernel as much as copying so many bytes.
 pub(super) const COPIED: usize = 1 << 10;
-/// What is written at once, about; the last record may be longer. All of it stays in the cache until the kernel has copied
-/// it, beside the lanes that it came from.
-pub(super) const BATCH_BYTES: u64 = 256 << 10;
+/// What is written at once, about; the last record may be longer. File systems keep what is written at once in large pieces.
+pub(super) const BATCH_BYTES: u64 = 1 << 20;
+/// And how much of it is copied: that is in the cache yet when the kernel copies it, beside the lanes that it came from.
+pub(super) const BATCH_COPIED: u64 = 256 << 10;
 /// And how many records.
 const BATCH_RECORDS: usize = 4096;
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
@@ -125,7 +126,8 @@ impl Batch {
 
     /// How many more of its bytes are asked for.
     pub(super) fn left(&self) -> u64 {
-        if self.records < BATCH_RECORDS { BATCH_BYTES.saturating_sub(self.bytes) } else { 0 }
+        let copied = BATCH_COPIED.saturating_sub(self.copied.len() as u64);
+        if self.records < BATCH_RECORDS { BATCH_BYTES.saturating_sub(self.bytes).min(copied) } else { 0 }
     }
 
     /// And how many records.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::memory_disk::{Failure, Fault, MemoryDisk, Op};
 use super::*;
-use crate::journal::batch::BATCH_BYTES;
+use crate::journal::batch::BATCH_COPIED;
 use crate::journal::format::STRIDE;
 use crate::journal::segment::Segment;
 use crate::journal::writer::LARGE_GROUP;
@@ -30,7 +30,7 @@ fn a_large_batch_that_failed_is_sealed_anew_for_the_next_segment() {
     let next = Segment::open(&disk, dir(), first, false, true).unwrap();
     let (begins, _) = next.beginning();
     let offsets: Vec<_> = next.places.iter().map(|place| place.offset).collect();
-    assert!(offsets.len() as u64 > BATCH_BYTES / STRIDE - 2, "{offsets:?}");
+    assert!(offsets.len() as u64 > BATCH_COPIED / STRIDE - 2, "{offsets:?}");
     assert_eq!((offsets[0], next.header.start.next), (begins, first));
     assert!(offsets.windows(2).all(|two| two[1] - two[0] >= STRIDE), "{offsets:?}");
     drop(writer);
