@@ -527,16 +527,22 @@ impl Journal {
         let staged = self.writer.staged();
         if staged > 0 {
             let began = Instant::now();
-            self.writer.commit(Some(self.gate.region.map()), is_grouped)?;
+            self.commit(is_grouped)?;
             (self.groups, self.sync_took) = ([self.groups[1], staged], began.elapsed());
-            // Somebody may have cut the region while it was read.
-            self.gate.region.check_if_hit()?;
             self.tell();
             if !is_grouped {
                 self.writer.push()?;
             }
         }
         Ok(is_full)
+    }
+
+    /// Writes what is staged; of a region that was cut while it was read, nothing.
+    fn commit(&mut self, sync: bool) -> Result<(), JournalError> {
+        let committed = self.writer.commit(Some(self.gate.region.map()), sync);
+        // Whatever came of it, that is what is wrong then.
+        self.gate.region.check_if_hit()?;
+        committed
     }
 
     /// As if the last groups had been so large, and the last sync had taken so long.
@@ -752,7 +758,7 @@ impl Journal {
             return Err(JournalError::Forked);
         }
         if self.writer.staged_to() != self.writer.written() {
-            self.writer.commit(Some(self.gate.region.map()), true)?;
+            self.commit(true)?;
         }
         self.writer.seal()?;
         self.tell();

@@ -32,6 +32,7 @@ use super::format::{
 use super::segment::{self, Cut, NEW_SUFFIX, SUFFIX, Segment, path_of};
 use super::world::{SeatOf, World};
 use crate::crash_point;
+use crate::fold::Corrupt;
 use crate::region::layout::PAGE;
 use crate::region::map::Map;
 
@@ -451,6 +452,11 @@ impl Writer {
             open.reserved = end;
         }
         self.batch.seal_loans(map)?;
+        if map.is_some_and(Map::is_hit) {
+            // Somebody cut the region while it was read: some of these bytes may be zeroes that never were there.
+            let (seq, field, expected) = (self.written.next, "bytes of the region", self.batch.bytes());
+            return Err(Corrupt { seq, field, found: 0, expected }.into());
+        }
         let mut pieces = self.batch.pieces(mark, map);
         let result = write_all(&*open.file, &mut pieces, open.at);
         drop(pieces);

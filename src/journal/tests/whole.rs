@@ -1005,3 +1005,28 @@ fn all_of_several_are_durable_or_not() {
     let refused = region.wait_durable_from(first, last, soon()).unwrap_err();
     assert!(matches!(refused, DurableError::Before { seq, .. } if seq == first), "{refused}");
 }
+
+/// What is gone when it is copied, or when its checksum is taken, is zeroes: no journal has them for a payload.
+#[test]
+fn what_is_cut_off_while_it_is_read_is_not_written() {
+    for len in [500, 2_000] {
+        let folder = tempfile::tempdir().unwrap();
+        let region = Region::create(folder.path().join("region"), &small().producers(1)).unwrap();
+        region.guard().unwrap();
+        let serving = Sequencer::spawn(&region, SequencerConfig::new()).unwrap();
+        let disk = MemoryDisk::default();
+        let mut journal = journal(&disk, &region, &options());
+        let mut producer = Producer::attach(&region, "p").unwrap();
+        drain(&mut journal);
+        let end = journal.next();
+        assert_eq!(submit(&mut producer, &vec![7; len]), end);
+        drop(serving);
+        let bytes = region.map().layout().lane(1).bytes;
+        region.file().set_len(bytes).unwrap();
+        let error = journal.poll().unwrap_err();
+        assert!(matches!(error, JournalError::Lost(_)), "{error}");
+        assert_eq!(commands(&disk), [], "{len}");
+        journal.close().unwrap_err();
+        assert_eq!(commands(&disk), [], "{len}");
+    }
+}
