@@ -594,7 +594,11 @@ impl Journal {
                         continue;
                     }
                 }
-                let Some(met) = fold.step(map)? else { break };
+                let met = match fold.step(map) {
+                    Ok(Some(met)) => met,
+                    Ok(None) => break,
+                    Err(error) => return before(writer, error.into()),
+                };
                 if met.lane == OWN_LANE {
                     note_end(is_closed, &met);
                 }
@@ -602,8 +606,7 @@ impl Journal {
             }
             let Some(next) = waiting else { break };
             if let Err(error) = next.open(map) {
-                // What came before it does not wait.
-                return if writer.staged_to() == writer.written() { Err(error) } else { Ok(false) };
+                return before(writer, error);
             }
             let head = next.head();
             if !writer.fits(&head) {
@@ -815,6 +818,12 @@ fn stage_plain(fold: &mut Fold, map: &Map, alarm: Alarm, writer: &mut Writer) ->
         };
         writer.stage(&head, Payload::Here(command.payload));
     })
+}
+
+/// What came before something that is wrong does not wait: it is met again behind that.
+#[cold]
+fn before(writer: &Writer, error: JournalError) -> Result<bool, JournalError> {
+    if writer.staged_to() == writer.written() { Err(error) } else { Ok(false) }
 }
 
 fn note_end(is_closed: &mut bool, met: &Met) {

@@ -1030,3 +1030,82 @@ fn what_is_cut_off_while_it_is_read_is_not_written() {
         assert_eq!(commands(&disk), [], "{len}");
     }
 }
+
+/// A producer that runs wild keeps nobody's commands before it from the disk.
+#[test]
+fn what_comes_before_something_that_cannot_be_is_written() {
+    use std::os::unix::fs::FileExt;
+    let (region, _sequencer) = serve(&small().producers(2));
+    let disk = MemoryDisk::default();
+    let mut journal = journal(&disk, &region, &options());
+    let (mut good, mut wild) =
+        (Producer::attach(&region, "good").unwrap(), Producer::attach(&region, "wild").unwrap());
+    drain(&mut journal);
+    let before = submit(&mut good, b"before");
+    let bad = submit(&mut wild, &[1; 100]);
+    submit(&mut good, b"after");
+    // Longer than any payload of its lane.
+    let cell = region.map().layout().lane(2).cells;
+    region.file().write_all_at(&0x7fff_ffff_u64.to_le_bytes(), cell).unwrap();
+    let error = (0..3).find_map(|_| journal.poll().err()).unwrap();
+    assert!(matches!(&error, JournalError::Corrupt(corrupt) if corrupt.seq == bad), "{error}");
+    assert_eq!((journal.next(), journal.durable()), (bad, bad));
+    assert_eq!(commands(&disk), [(before.get(), b"before".to_vec())]);
+}
+
+/// Whatever a producer writes into its cells after it has submitted them: no panic, and what is written is sound.
+#[test]
+fn garbage_in_cells_is_an_error_or_a_record() {
+    use std::os::unix::fs::FileExt;
+    let (mut errors, mut written) = (0, 0);
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let what = [DigestOf::Payload, DigestOf::Off, DigestOf::Header][random.below(3) as usize];
+        let config = small().producers(2).ranks(2).digest(what);
+        let (region, _sequencer) = serve(&config);
+        let disk = MemoryDisk::default();
+        let segment = [1, 5 << 10, 16 << 10, 1 << 20][random.below(4) as usize];
+        let mut journal = journal(&disk, &region, &options().segment_bytes(segment));
+        let role = [ProducerRole::Injector, ProducerRole::Controller][random.below(2) as usize];
+        let mut good = Producer::attach(&region, "good").unwrap();
+        let mut wild = Producer::attach_with(&region, "wild", &AttachOptions::new().role(role)).unwrap();
+        drain(&mut journal);
+        for _ in 0..6 {
+            let len = [0, 1, 8, 16, 40, 41, 64, 65, 1_023, 1_024, 1_025][random.below(11) as usize];
+            submit(if random.below(2) == 0 { &mut good } else { &mut wild }, &vec![9; len]);
+        }
+        for slot in 0..6 {
+            let cell = region.map().layout().lane(2).cells + 64 * slot;
+            let len =
+                [0, 7, 8, 16, 40, 41, 64, 65, 1_024, 1_025, u64::from(SPILLED)][random.below(11) as usize];
+            let kind = [0, 0xff00, 0xff01, 0xffff][random.below(4) as usize];
+            let address = [0, 0, 1, 2, 3, 0xffff][random.below(6) as usize];
+            let head = len | kind << 32 | address << 48;
+            let at = cell + 8 * random.below(5);
+            let word = if at == cell { head } else { random.next() << random.below(60) };
+            region.file().write_all_at(&word.to_le_bytes(), at).unwrap();
+        }
+        let end = loop {
+            match journal.poll() {
+                Ok(0) => break None,
+                Ok(_) => {}
+                Err(error) => break Some(error),
+            }
+        };
+        errors += u64::from(end.is_some());
+        let next = journal.next();
+        let closed = journal.close();
+        assert!(closed.is_ok(), "{closed:?}");
+        written += next.get();
+        assert_eq!(replay(&disk).end(), next, "seed {seed}");
+        let audit = audit(&disk);
+        for problem in &audit.problems {
+            let text = problem.to_string();
+            assert!(
+                text.contains("payload digest") || text.contains("parts") || text.contains("address"),
+                "seed {seed}: {text}; {end:?}"
+            );
+        }
+    }
+    println!("{errors} errors, {written} written");
+}
