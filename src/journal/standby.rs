@@ -538,7 +538,10 @@ impl Standby {
         };
         let mut source = Source { disk: source_disk, dir: source.into(), replay: None, end: None };
         let opened = source.open(&at, &origin, dir);
-        if shelf.ending.is_some() && (duties.follows.is_none() || duties.superseded.is_some()) {
+        // One that is promoted has written nothing since that was looked at.
+        let is_looked_at = duties.follows.is_some() && options.promotes && !options.adopts;
+        let becomes_one = duties.follows.is_none() || duties.superseded.is_some();
+        if shelf.ending.is_some() && becomes_one && !is_looked_at {
             // It becomes a standby's now: what it alone has is looked for while it still says what it was.
             adoptable(opened, duties.superseded.as_ref().map(|word| word.next))?;
         } else if let Err(error) = opened

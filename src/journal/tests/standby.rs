@@ -952,6 +952,27 @@ fn one_that_was_overtaken_is_promoted_by_force_alone() {
     assert!(promoted.to_string().contains("60 of what was seen"), "{promoted}");
 }
 
+/// It was superseded, began to follow who took its place, and was killed before it had forgotten that; then the other one
+/// is lost: it is a standby's, and by force it is promoted.
+#[test]
+fn one_that_is_said_to_be_superseded_yet_is_promoted_by_force() {
+    let ((source, writer), own) = (source(10), MemoryDisk::default());
+    catch_up(&mut follow(&source, &own));
+    drop(writer);
+    let standby = Duty::Standby { source: dir().into() };
+    standby.write(&own, dir(), origin().uuid, 7).unwrap();
+    let next = Seq::new(FIRST + 10);
+    let by = Duty::Superseded { by: dir().into(), next, digest: Digest(digest_at(next.get())) };
+    by.write(&own, dir(), origin().uuid, 8).unwrap();
+    assert_eq!(duty(&own), standby);
+    let lost = MemoryDisk::default();
+    let to_promote = options().promotes(true);
+    assert!(follow_as(&lost, &own.copy(), &to_promote).and_then(|standby| standby.promote(false)).is_err());
+    let promoted = follow_as(&lost, &own, &to_promote).unwrap().promote(true).unwrap();
+    assert!(promoted.next == next && promoted.trouble.is_some(), "{promoted:?}");
+    assert_eq!(duty(&own), Duty::Journal);
+}
+
 // ---- its bookmark -----------------------------------------------------------------------------------------
 
 fn marks(disk: &MemoryDisk) -> Vec<u64> {
