@@ -108,11 +108,7 @@ impl Duty {
                 }
                 forget(disk, dir, STANDBY)
             }
-            Duty::Standby { source } => {
-                let word = Word { next: Seq::new(0), digest: Digest(0), number, path: source.clone() };
-                keep(disk, dir, STANDBY, &word.encode(uuid))?;
-                forget(disk, dir, SUPERSEDED)
-            }
+            Duty::Standby { source } => follow(disk, dir, uuid, number, (source, 0)),
             Duty::Superseded { by, next, digest } => {
                 let word = Word { next: *next, digest: *digest, number, path: by.clone() };
                 keep(disk, dir, SUPERSEDED, &word.encode(uuid))
@@ -121,10 +117,25 @@ impl Duty {
     }
 }
 
+/// Says, for good, that a directory is a standby's of that number, and which one it follows: that one's number, too, if it is
+/// a standby's itself.
+pub(super) fn follow(
+    disk: &dyn Disk,
+    dir: &Path,
+    uuid: Uuid,
+    number: u64,
+    (source, its): (&Path, u64),
+) -> Result<(), JournalError> {
+    let word = Word { next: Seq::new(its), digest: Digest(0), number, path: source.into() };
+    keep(disk, dir, STANDBY, &word.encode(uuid))?;
+    forget(disk, dir, SUPERSEDED)
+}
+
 /// What one of the two files says.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
-    /// The index at which another one goes on, the digest there.
+    /// The index at which another one goes on, the digest there. Of a standby the former is the number of what it follows, if
+    /// that was a standby's when it began to.
     pub(super) next: Seq,
     digest: Digest,
     /// Of the standby, which is this one or the one that goes on.

@@ -39,7 +39,7 @@ use super::JournalError;
 use super::batch::Payload;
 use super::bookmark::{Bookmark, BookmarkError};
 use super::disk::{Disk, Local};
-use super::duty::{Duties, Duty, Word};
+use super::duty::{Duties, Duty, Word, follow};
 use super::error::ReplayError;
 use super::format::{Head, Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
@@ -553,8 +553,7 @@ impl Standby {
         let number = duties.number();
         if duties.follows.as_ref().map(|word| &word.path) != Some(&source.dir) || duties.superseded.is_some()
         {
-            let followed = Duty::Standby { source: source.dir.clone() };
-            followed.write(&*disk, dir, origin.uuid, number)?;
+            follow(&*disk, dir, origin.uuid, number, (&source.dir, source.number()))?;
         }
         crash_point!("standby.named");
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
@@ -835,7 +834,7 @@ impl Standby {
         // Only now: who superseded it held that lock.
         let goes_on = self.source.goes_on(&self.dir, self.number);
         let is_taken = matches!(goes_on, Err(StandbyError::Superseded { .. }));
-        bear(goes_on.and_then(|()| self.source.is_first(&self.dir)), force, &mut trouble)?;
+        bear(goes_on.and_then(|()| self.source.is_first(&self.dir, self.number)), force, &mut trouble)?;
         let drained = match self.drain(locked.is_none(), each) {
             Err(error @ StandbyError::Behind { .. }) => match self.has_all() {
                 // It has lost what it had not synced: all that is left of it is here.
@@ -1123,10 +1122,17 @@ impl Source {
         }
     }
 
-    /// That the source follows nobody else.
-    fn is_first(&self, dir: &Path) -> Result<(), StandbyError> {
+    /// Its number, if it is a standby's itself, as far as can be seen.
+    fn number(&self) -> u64 {
+        let word = Duties::read(&*self.disk, &self.dir).ok().and_then(|duties| duties.follows);
+        word.map_or(0, |word| word.number)
+    }
+
+    /// That the source follows nobody but the standby, which was one already when that began.
+    fn is_first(&self, dir: &Path, number: u64) -> Result<(), StandbyError> {
         match Duties::read(&*self.disk, &self.dir)?.follows {
-            Some(Word { path: first, .. }) if !is_same(&first, dir) => {
+            // Another one can have the same path, on another machine or by now.
+            Some(Word { path: first, next: of, .. }) if of.get() != number || !is_same(&first, dir) => {
                 Err(StandbyError::Chained { followed: self.dir.clone(), dir: dir.into(), first })
             }
             _ => Ok(()),

@@ -765,6 +765,19 @@ fn a_standby_of_a_standby_is_promoted_by_force_alone() {
     assert_eq!(Duty::of(b).unwrap(), Duty::Standby { source: c.clone() });
 }
 
+/// A source that is a standby itself of another one, to which this one's path leads by now, or on another machine, is no
+/// reason to take it for the first: that other one can still be gone on with.
+#[test]
+fn a_source_that_follows_another_one_of_the_same_path_is_not_the_first() {
+    let ((source, writer), between, own) = (source(10), MemoryDisk::default(), MemoryDisk::default());
+    catch_up(&mut follow(&source, &between));
+    catch_up(&mut follow(&between, &own));
+    drop(writer);
+    let error = promote(&between, &own, false).unwrap_err();
+    assert!(matches!(error, StandbyError::Chained { .. }), "{error}");
+    assert_eq!((duty(&source), duty(&own)), (Duty::Journal, Duty::Standby { source: dir().into() }));
+}
+
 /// Two that follow each other, for the first died while it was promoted: one of them is promoted, without force.
 #[test]
 fn of_two_that_follow_each_other_one_is_promoted() {
