@@ -59,6 +59,7 @@ const POINTS: &[&str] = &[
     "standby.staged",
     "promote.taken",
     "promote.sealed",
+    "promote.marked",
     "promote.fenced",
     "promote.done",
     "restore.sealed",

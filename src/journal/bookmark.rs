@@ -112,6 +112,8 @@ pub struct Marked {
     pub digest: Digest,
     /// Seconds since 1970.
     kept: u64,
+    /// A standby brought it from the directory that it follows, and no reader has set it here since.
+    is_brought: bool,
 }
 
 impl Marked {
@@ -119,6 +121,15 @@ impl Marked {
     #[must_use]
     pub fn kept(&self) -> SystemTime {
         kept::time(self.kept)
+    }
+
+    /// As a standby has it of the directory that it follows.
+    pub(super) fn brought(self) -> Marked {
+        Marked { is_brought: true, ..self }
+    }
+
+    pub(super) fn is_brought(&self) -> bool {
+        self.is_brought
     }
 
     /// Whether it is of the history that has this digest at its index.
@@ -139,7 +150,8 @@ impl Marked {
     fn encode(&self, uuid: Uuid) -> Vec<u8> {
         let mut to = Fields::with_capacity(BYTES);
         to.bytes(&MAGIC).half(VERSION).half(ORDER_MARK).bytes(&uuid.0.to_le_bytes());
-        to.words(&self.name.words()).word(self.next.get()).word(self.digest.0).word(self.kept).half(0);
+        to.words(&self.name.words()).word(self.next.get()).word(self.digest.0).word(self.kept);
+        to.half(self.is_brought.into());
         to.ended()
     }
 
@@ -152,12 +164,13 @@ impl Marked {
         same("format version", from.half(8).into(), VERSION.into())?;
         let crc = crc32c::crc32c(&bytes[..BYTES - 4]);
         same("checksum", crc.into(), from.half(BYTES - 4).into())?;
-        same("reserved field", from.half(88).into(), 0)?;
+        let flags = from.half(88);
+        Bad::unless(flags <= 1, "flags", flags.into(), 1)?;
         let found = Name::from_words(std::array::from_fn(|i| from.word(32 + 8 * i)));
         Bad::unless(found == name, "name", found.words()[0], name.words()[0])?;
         let uuid = Uuid(u128::from(from.word(16)) | u128::from(from.word(24)) << 64);
         let (next, digest, kept) = (Seq::new(from.word(64)), Digest(from.word(72)), from.word(80));
-        Ok((Marked { name, next, digest, kept }, uuid))
+        Ok((Marked { name, next, digest, kept, is_brought: flags == 1 }, uuid))
     }
 }
 
@@ -250,11 +263,14 @@ impl Bookmark {
     /// The journal no longer has that index, which is possible when it is the first that is said, or goes back; the file
     /// system failed. What was kept before is kept then, or this is.
     pub fn keep(&mut self, next: Seq, digest: Digest) -> Result<(), BookmarkError> {
-        let (disk, dir) = (&*self.disk, &*self.dir);
+        self.set(Marked { name: self.name, next, digest, kept: kept::now(), is_brought: false })
+    }
+
+    fn set(&mut self, marked: Marked) -> Result<(), BookmarkError> {
+        let (disk, dir, next) = (&*self.disk, &*self.dir, marked.next);
         let goes_on = self.marked.is_some_and(|marked| marked.next <= next);
         let _lock = if goes_on { None } else { Some(self.hold(next)?) };
         let (new, path) = (path_of(dir, self.name, NEW_SUFFIX), path_of(dir, self.name, SUFFIX));
-        let marked = Marked { name: self.name, next, digest, kept: kept::now() };
         if let Err(error) = self.write(&marked, &new, &path) {
             // Its room is wanted; if this fails as well, whoever sets or prunes next does it.
             let _ = disk.remove(&new);
@@ -323,6 +339,40 @@ impl Bookmark {
     }
 }
 
+/// Sets a bookmark as one that was brought, complete and for good, or not at all.
+///
+/// # Errors
+/// A reader has the name here just now, who is not waited for; or as [`Bookmark::keep`].
+pub(super) fn bring(
+    disk: &Arc<dyn Disk>,
+    dir: &Path,
+    marked: Marked,
+    uuid: Uuid,
+) -> Result<(), BookmarkError> {
+    let name = marked.name;
+    let lock = take_now(&**disk, dir, name)?;
+    let had = read(&**disk, dir, name, uuid)?;
+    let mut bookmark = Bookmark { disk: disk.clone(), dir: dir.into(), name, uuid, marked: had, _lock: lock };
+    bookmark.set(marked.brought())
+}
+
+/// Removes a bookmark that was brought, if it still is one; a reader that has its name keeps it.
+pub(super) fn take_back(
+    disk: &dyn Disk,
+    dir: &Path,
+    marked: Marked,
+    uuid: Uuid,
+) -> Result<(), BookmarkError> {
+    let _lock = match take_now(disk, dir, marked.name) {
+        Err(BookmarkError::Taken { .. }) => return Ok(()),
+        lock => lock?,
+    };
+    match read(disk, dir, marked.name, uuid)? {
+        Some(now) if now.is_brought => remove(disk, dir, marked.name).map(drop),
+        _ => Ok(()),
+    }
+}
+
 type Found = Vec<Result<Marked, BookmarkError>>;
 
 /// All bookmarks of a directory. One that is removed meanwhile is left out.
@@ -340,6 +390,12 @@ fn lock_of(name: Name) -> LockOf {
 /// Takes the name of a reader. Who has it may be dying, and is waited for.
 fn take(disk: &dyn Disk, dir: &Path, name: Name) -> Result<Guard, BookmarkError> {
     let lock = lock_within(disk, dir, lock_of(name), LINGER).map_err(io_error(dir, "lock"))?;
+    lock.ok_or_else(|| BookmarkError::Taken { dir: dir.into(), name })
+}
+
+/// Takes the name of a reader, and waits for nobody.
+fn take_now(disk: &dyn Disk, dir: &Path, name: Name) -> Result<Guard, BookmarkError> {
+    let lock = disk.lock_at(dir, lock_of(name)).map_err(io_error(dir, "lock"))?;
     lock.ok_or_else(|| BookmarkError::Taken { dir: dir.into(), name })
 }
 

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use seriatim_ring::Seq;
 
-use super::disk::{Disk, Local};
+use super::disk::{Disk, DiskFile, Local};
 use super::error::{Damage, JournalError, ReplayError};
 use super::format::{Bad, Fields, Reader};
 use super::writer::{io_error, nonce, publish, write_all};
@@ -28,7 +28,9 @@ use crate::region::header::Uuid;
 
 const STANDBY: &str = "standby";
 const SUPERSEDED: &str = "superseded";
-const NEW: &str = "duty.new";
+/// One of both that is being made: between these stands a number of its own, of 16 digits. By force two processes may write
+/// at once.
+const NEW: [&str; 2] = ["duty-", ".new"];
 const DUTY: u32 = u32::from_le_bytes(*b"duty");
 /// The bytes before the path.
 const FIXED: usize = 56;
@@ -74,7 +76,7 @@ impl Duty {
             Duties { follows: None, superseded: Some(Word { next, digest, path: by, .. }) } => {
                 Ok(Duty::Superseded { by, next, digest })
             }
-            Duties { follows: Some(word), superseded: Some(by) } if word.path != by.path => {
+            Duties { follows: Some(word), superseded: Some(by) } if !is_same(&word.path, &by.path) => {
                 Err(ReplayError::TwoDuties { dir: dir.into(), followed: word.path, by: by.path })
             }
             Duties { follows: Some(word), .. } => Ok(Duty::Standby { source: word.path }),
@@ -204,15 +206,38 @@ fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Word>, ReplayError> {
 }
 
 fn keep(disk: &dyn Disk, dir: &Path, name: &str, bytes: &[u8]) -> Result<(), JournalError> {
-    let (new, path) = (dir.join(NEW), dir.join(name));
-    let file = disk.create(&new).map_err(io_error(&new, "create"))?;
-    let written = write_all(&*file, &mut [IoSlice::new(bytes)], 0).map_err(io_error(&new, "write"));
-    let kept = written.and_then(|()| publish(disk, dir, &*file, &new, &path));
-    if kept.is_err() {
-        // Its room is wanted; if this fails as well, who says it next does it.
-        let _ = disk.remove(&new);
+    sweep(disk, dir);
+    loop {
+        let (new, path) = (dir.join(format!("{}{:016x}{}", NEW[0], nonce(), NEW[1])), dir.join(name));
+        let file = disk.create(&new).map_err(io_error(&new, "create"))?;
+        let written = write_all(&*file, &mut [IoSlice::new(bytes)], 0).map_err(io_error(&new, "write"));
+        match written.and_then(|()| publish(disk, dir, &*file, &new, &path)) {
+            Ok(()) => return Ok(()),
+            // Another process took it for one that was left, which each does once.
+            Err(JournalError::Io { source, what: "name", .. }) if is_swept(&source, &*file) => {}
+            Err(error) => {
+                // Its room is wanted; if this fails as well, who says it next does it.
+                let _ = disk.remove(&new);
+                return Err(error);
+            }
+        }
     }
-    kept
+}
+
+fn is_swept(error: &io::Error, file: &dyn DiskFile) -> bool {
+    error.kind() == io::ErrorKind::NotFound && file.is_named().is_ok_and(|is_named| !is_named)
+}
+
+/// Removes what those left who died while they said what the directory is for. Who is at it just now makes it anew.
+fn sweep(disk: &dyn Disk, dir: &Path) {
+    let is_new = |name: &OsString| {
+        let number = name.to_str().and_then(|name| name.strip_prefix(NEW[0])?.strip_suffix(NEW[1]));
+        number.is_some_and(|number| number.len() == 16 && number.bytes().all(|b| b.is_ascii_hexdigit()))
+    };
+    for name in disk.list(dir).unwrap_or_default().into_iter().filter(is_new) {
+        // It is in nobody's way: who says it next does it.
+        let _ = disk.remove(&dir.join(name));
+    }
 }
 
 fn forget(disk: &dyn Disk, dir: &Path, name: &str) -> Result<(), JournalError> {
@@ -222,4 +247,10 @@ fn forget(disk: &dyn Disk, dir: &Path, name: &str) -> Result<(), JournalError> {
         removed => removed.map_err(io_error(&path, "remove"))?,
     }
     disk.sync_dir(dir).map_err(io_error(dir, "sync directory"))
+}
+
+/// Whether two paths are of one directory.
+pub(super) fn is_same(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| -> io::Result<PathBuf> { path.canonicalize() };
+    one == other || canonical(one).ok().zip(canonical(other).ok()).is_some_and(|(a, b)| a == b)
 }

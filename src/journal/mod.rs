@@ -18,6 +18,7 @@
 
 mod batch;
 mod bookmark;
+mod carry;
 mod catch_up;
 mod disk;
 mod durable;

@@ -18,6 +18,8 @@
 //! that has what is durable here: whole segments are pruned, and all before one that was begun is on the disk there, too. It
 //! stays when the standby ends, and goes when that is promoted. At a source that cannot be written to it does without.
 //!
+//! **Readers' bookmarks go along** ([`Carry`]), so that who read the source goes on in the standby's directory.
+//!
 //! **It goes on where its own directory ends.** Whenever it opens its source, at the start and after anything was wrong, the
 //! digest there has to be its own. So it does not matter what became of the source meanwhile: rotated, sealed, mended,
 //! away for a while, or come back as another history, of which nothing is taken.
@@ -27,7 +29,6 @@
 //! region can go on.
 
 use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -38,8 +39,9 @@ use seriatim_ring::Seq;
 use super::JournalError;
 use super::batch::Payload;
 use super::bookmark::{Bookmark, BookmarkError};
+use super::carry::{self, Carry};
 use super::disk::{Disk, Local};
-use super::duty::{Duties, Duty, Word, follow};
+use super::duty::{Duties, Duty, Word, follow, is_same};
 use super::error::ReplayError;
 use super::format::{Head, Origin, Point};
 use super::keeper::{LINGER, SyncPolicy};
@@ -164,6 +166,8 @@ pub struct Promoted {
     pub has_diverged: bool,
     /// That index, if the source has another history and it is known.
     pub parted_at: Option<Seq>,
+    /// Of each bookmark beside the source that is not here as it is there: which, and why.
+    pub left: Vec<String>,
 }
 
 impl fmt::Display for Promoted {
@@ -200,7 +204,7 @@ impl fmt::Display for Promoted {
                 "; {followed} does NOT say that it is superseded: see to it that nobody goes on there"
             )?;
         }
-        Ok(())
+        self.left.iter().try_for_each(|left| write!(f, "; a bookmark did NOT go along: {left}"))
     }
 }
 
@@ -473,6 +477,7 @@ pub struct Standby {
     cut: Option<Cut>,
     failing: Option<String>,
     mark: Mark,
+    carry: Carry,
     /// What the source has is taken whoever superseded it.
     is_promoted: bool,
 }
@@ -544,6 +549,7 @@ impl Standby {
         if shelf.ending.is_some() && becomes_one && !is_looked_at {
             // It becomes a standby's now: what it alone has is looked for while it still says what it was.
             adoptable(opened, duties.superseded.as_ref().map(|word| word.next))?;
+            carry::hand_over((&source.disk, &source.dir), (&disk, dir), name, origin.uuid)?;
         } else if let Err(error) = opened
             && !error.is_of_source()
             && !options.promotes
@@ -557,6 +563,7 @@ impl Standby {
         }
         crash_point!("standby.named");
         let writer = shelf.begin(at, world, origin, options.segment_bytes)?;
+        let carry = Carry::new(name, origin.uuid);
         let mut mark = Mark { name, bookmark: None, wanted: None, due: None, said: None };
         if !options.promotes {
             // What comes next is not to be pruned while it has not come.
@@ -565,6 +572,7 @@ impl Standby {
         let (sync, last_sync, dir) = (options.sync, Instant::now(), dir.into());
         Ok(Standby {
             mark,
+            carry,
             source,
             disk,
             dir,
@@ -716,6 +724,8 @@ impl Standby {
     fn succeed(&mut self) {
         if !self.is_promoted {
             self.mark.set(&self.source, self.writer.durable());
+            let (source, own) = ((&self.source.disk, &*self.source.dir), (&self.disk, &*self.dir));
+            self.carry.follow(source, own, self.writer.durable().next);
         }
         if self.failing.take().is_some() {
             tracing::warn!("{}: follows again, from index {} on", self.dir.display(), self.next());
@@ -781,7 +791,12 @@ impl Standby {
             return Err(StandbyError::Forked);
         }
         self.keep()?;
-        Ok(self.writer.seal()?)
+        self.writer.seal()?;
+        if self.failing.is_none() {
+            let (source, own) = ((&self.source.disk, &*self.source.dir), (&self.disk, &*self.dir));
+            self.carry.look(source, own, self.writer.durable().next);
+        }
+        Ok(())
     }
 
     /// Takes its source's place: takes all that this still has, seals, says in the source's directory that it is superseded,
@@ -795,6 +810,10 @@ impl Standby {
     /// By force it does so also if a journal still writes the source, or that cannot be read or written: then
     /// [`Promoted::trouble`] says why, and nobody but the operator knows what the source has beyond it, and that nobody
     /// goes on there. Of a source that has another history, [`Promoted::parted_at`] says from which index on.
+    ///
+    /// The bookmarks of the source's readers are brought along before it says so, as they are there by then: who reads goes on
+    /// here. Which could not be, and why, [`Promoted::left`] says. By force, from a source that cannot be read, those are here
+    /// that came along while it was followed.
     ///
     /// Where the source's directory is no journal's, but superseded by another one or a standby itself, this takes force, too:
     /// another directory may be gone on with then, which is not told of this one. What a source says of who superseded it
@@ -851,6 +870,8 @@ impl Standby {
         self.writer.seal()?;
         crash_point!("promote.sealed");
         let (next, digest) = (self.next(), self.digest());
+        let left = if is_other { Vec::new() } else { self.bring_bookmarks(force, &mut trouble)? };
+        crash_point!("promote.marked");
         let duty = Duty::Superseded { by: self.dir.clone(), next, digest };
         let is_fenced = is_taken
             || !is_other && {
@@ -872,7 +893,20 @@ impl Standby {
             trouble,
             has_diverged,
             parted_at: if has_diverged { self.parting() } else { None },
+            left,
         })
+    }
+
+    /// Readers go on here: their bookmarks are here for good before anybody is told so. By force, those are that came along
+    /// before.
+    fn bring_bookmarks(
+        &mut self,
+        force: bool,
+        trouble: &mut Option<String>,
+    ) -> Result<Vec<String>, StandbyError> {
+        let (source, own) = ((&self.source.disk, &*self.source.dir), (&self.disk, &*self.dir));
+        let left = self.carry.finish(source, own, self.writer.durable().next);
+        Ok(bear(left, force, trouble)?.unwrap_or_default())
     }
 
     /// The index from which on its source has another history, as far as both can be read.
@@ -1185,9 +1219,4 @@ fn has_journal(disk: &dyn Disk, dir: &Path) -> Result<bool, JournalError> {
 
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.into())
-}
-
-fn is_same(one: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| -> io::Result<PathBuf> { path.canonicalize() };
-    one == other || canonical(one).ok().zip(canonical(other).ok()).is_some_and(|(a, b)| a == b)
 }

@@ -20,7 +20,7 @@ use common::told::{acknowledged, is_all_there, payload, produce};
 use common::*;
 use nix::sys::signal::Signal;
 use seriatim::journal::{Bookmark, Duty, Journal, JournalOptions, Replay, verify};
-use seriatim::{Config, Producer, Region, Sequencer, SequencerConfig};
+use seriatim::{Config, Producer, Region, Seq, Sequencer, SequencerConfig};
 use tempfile::TempDir;
 
 const PART: &str = "SERIATIM_STANDBY_PART";
@@ -206,7 +206,7 @@ fn scenes(point: &str) -> &'static [Scene] {
         ("journal", _) => &[First, Successor, Promotion],
         ("standby", _) => &[First, Successor],
         ("bookmark", "removed" | "forgotten") => &[Promotion],
-        ("bookmark", _) => &[First, Successor],
+        ("bookmark", _) => &[First, Successor, Promotion],
         ("promote", _) => &[Promotion],
         _ => &[],
     }
@@ -222,6 +222,19 @@ fn passes(point: &str, scene: Scene) -> &'static [u64] {
         "journal.reserved" | "journal.header" => &[1, 2, 4],
         _ => &[1],
     }
+}
+
+/// Whoever reads the source, and needs little more of it.
+const READER: &str = "reader";
+
+/// The bookmarks of a directory: whose, and at which index.
+fn marks(dir: &str) -> Vec<(String, u64)> {
+    let marks = Bookmark::list(dir).unwrap().into_iter().map(|mark| mark.unwrap());
+    marks.map(|mark| (mark.name.to_string(), mark.next.get())).collect()
+}
+
+fn readers(dir: &str) -> Vec<String> {
+    marks(dir).into_iter().map(|(name, _)| name).collect()
 }
 
 fn dies(source: &Path, point: &str, pass: u64, scene: Scene) {
@@ -255,7 +268,8 @@ fn dies(source: &Path, point: &str, pass: u64, scene: Scene) {
     assert_same(&from, &dir);
     let audit = verify(&dir).unwrap();
     assert!(audit.is_sound(), "{context}: {audit:?}");
-    assert!(Bookmark::list(&from).unwrap().is_empty(), "{context}: its bookmark went");
+    assert_eq!(readers(&from), [READER], "{context}: its own bookmark went");
+    assert_eq!(marks(&dir), marks(&from), "{context}: the reader's came along");
     let restored = Region::restore(folder.path().join("region"), &dir, &Config::new()).unwrap();
     assert_eq!((restored.next, restored.digest), (audit.end, audit.digest), "{context}");
     assert!(Region::restore(folder.path().join("other"), &from, &Config::new()).is_err(), "{context}");
@@ -267,6 +281,11 @@ fn a_standby_that_dies_at_any_step_goes_on_and_is_promoted_whole_or_not_at_all()
     let disk = TempDir::new().unwrap();
     let source = disk.path().join("source");
     written(&source, 300);
+    // So late that who is killed on the way does not have what is before.
+    let replay = Replay::open(&source).unwrap();
+    let late = Seq::new(replay.end().get() - 3);
+    let digest = replay.from(late).unwrap().digest();
+    Bookmark::open(&source, READER).unwrap().keep(late, digest).unwrap();
     let (mut runs, mut points) = (0, 0);
     for point in seriatim::crash::points().into_iter().filter(|point| point.starts_with(&only)) {
         points += u64::from(!scenes(point).is_empty());
@@ -342,6 +361,63 @@ fn the_tool_follows_promotes_and_says_how_far_it_is() {
     assert_eq!(run(&["replay", &spare]).with(0).out, "one\ntwo\nthree\nfour\n");
     journal.stop().with(0);
     serving.stop().with(0);
+}
+
+/// Who reads with a bookmark goes on in the directory that was promoted: no line is there twice, and none is missing; also if
+/// all that was there before is gone.
+#[test]
+fn a_reader_goes_on_in_the_directory_that_was_promoted() {
+    for is_gone in [false, true] {
+        let (folder, disk) = (scratch(), TempDir::new().unwrap());
+        let [orders, spare, out] = ["orders", "spare", "out"].map(|name| path(&disk.path().join(name)));
+        let (region, again) = (create(&folder, "region", &[]), path(&folder.path().join("again")));
+        let submit = |region: &str, lines: std::ops::Range<u64>| {
+            let lines: String = lines.map(|n| format!("{n}\n")).collect();
+            run_with(&["submit", region, "-", "--durable"], lines.as_bytes()).with(0);
+        };
+        let read = |region: &str, dir: &str, last: u64| {
+            let resume = ["worker", region, "--journal", dir, "--name", "audit", "--resume", "--out", &out];
+            let running = Running::start(&mut seriatim(&resume));
+            let printed = || fs::read_to_string(&out).unwrap_or_default();
+            eventually("all of it is printed", || printed().ends_with(&format!("{last}\n")));
+            running
+        };
+        let mut sequencer = sequence(&region);
+        let mut journal = write_journal(&region, &orders, &[]);
+        submit(&region, 0..300);
+        read(&region, &orders, 299).stop().with(0);
+        let standby = follow(&orders, &spare, &[]);
+        submit(&region, 300..400);
+        eventually("it has caught up", || end_of(&spare) == end_of(&orders));
+        if is_gone {
+            // While it follows.
+            eventually("the bookmark has come along", || readers(&spare) == ["audit"]);
+        }
+        for running in [&mut journal, &mut sequencer] {
+            running.signal(Signal::SIGKILL);
+        }
+        journal.end();
+        sequencer.end();
+        if is_gone {
+            fs::remove_dir_all(&orders).unwrap();
+        }
+        standby.stop().with(0);
+        let args = ["journal", "promote", &spare, "--force"];
+        let promoted = run(&args[..if is_gone { 4 } else { 3 }]).with(i32::from(is_gone)).out;
+        assert!(!promoted.contains("NOT go along"), "{promoted}");
+        assert_eq!(readers(&spare), ["audit"]);
+        let mut serving = Running::start(&mut seriatim(&["sequence", &again, "--journal", &spare]));
+        assert!(serving.line().starts_with("serving "));
+        let journal = write_journal(&again, &spare, &[]);
+        read(&again, &spare, 399).stop().with(0);
+        submit(&again, 400..500);
+        read(&again, &spare, 499).stop().with(0);
+        let printed = fs::read_to_string(&out).unwrap();
+        let expected: String = (0..500).map(|n| format!("{n}\n")).collect();
+        assert_eq!(printed, expected, "is gone: {is_gone}");
+        journal.stop().with(0);
+        serving.stop().with(0);
+    }
 }
 
 /// A standby that was promoted by force took the place of a journal that had more: that is not adopted and lost.

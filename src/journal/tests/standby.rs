@@ -9,8 +9,8 @@ use std::time::Instant;
 use crate::journal::disk::Local;
 use crate::journal::segment::{self, Segment};
 use crate::journal::{
-    Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError, StandbyOptions,
-    SyncPolicy,
+    Bookmark, Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError,
+    StandbyOptions, SyncPolicy,
 };
 use crate::{Config, Digest, Producer, Region, Sequenced, Sequencer, SequencerConfig};
 
@@ -502,6 +502,7 @@ fn one_that_is_ahead_of_its_source_can_be_promoted() {
 fn no_moment_has_two_that_can_be_gone_on_with() {
     let set = || {
         let ((source, writer), own) = (source(30), MemoryDisk::default());
+        mark(&source, "reader", FIRST + 20);
         drop((follow(&source, &own), writer));
         for disk in [&source, &own] {
             disk.state().calls = 0;
@@ -531,6 +532,7 @@ fn no_moment_has_two_that_can_be_gone_on_with() {
                 let is_superseded = || matches!(duty(&source), Duty::Superseded { .. });
                 if duty(&own) == Duty::Journal {
                     promoted += 1;
+                    assert_eq!(named(&own), [("reader".into(), FIRST + 20)], "{context}: before it counts");
                 } else {
                     halves += u64::from(is_superseded());
                     // It is promoted again, and has all then.
@@ -538,6 +540,7 @@ fn no_moment_has_two_that_can_be_gone_on_with() {
                 }
                 assert!(is_superseded(), "{context}");
                 has_all(&own, FIRST + 30);
+                assert_eq!(named(&own), [("reader".into(), FIRST + 20)], "{context}");
                 images += 1;
             }
         }
@@ -811,6 +814,54 @@ fn who_dies_between_both_files_goes_on() {
     assert_eq!(primaries(&[a, b]), 1);
 }
 
+/// By force two processes may say at once that a directory is superseded: each time one of both is what it says, whole.
+#[test]
+fn of_two_that_take_a_place_at_once_either_is_named() {
+    let (_temp, [a, b, c]) = three();
+    let write = |by: &PathBuf, next: u64| {
+        let duty = Duty::Superseded { by: by.clone(), next: Seq::new(next), digest: Digest(next) };
+        duty.write(&Local, &a, origin().uuid, next)
+    };
+    // What one left that died.
+    std::fs::write(a.join("duty-00000000000000ff.new"), "half").unwrap();
+    write(&b, 1).unwrap();
+    let (is_over, looks) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let writing = [(&b, 1), (&c, 2)]
+            .map(|(by, next)| scope.spawn(move || (0..300).try_for_each(|_| write(by, next))));
+        let looking = scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let Duty::Superseded { by, next, .. } = Duty::of(&a).unwrap() else { panic!("it says so") };
+                assert!((&by, next.get()) == (&b, 1) || (&by, next.get()) == (&c, 2), "{by:?} {next}");
+                looks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let written = writing.map(|writing| writing.join().unwrap());
+        is_over.store(true, Ordering::Relaxed);
+        looking.join().unwrap();
+        assert!(written.iter().all(Result::is_ok), "{written:?}");
+    });
+    assert!(looks.into_inner() > 100);
+    let names = std::fs::read_dir(&a).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.filter(|name| name.to_str().unwrap().starts_with("duty")).count(), 0);
+}
+
+/// Two words of one directory, by two paths of it, are of one.
+#[test]
+fn a_directory_is_the_same_by_another_path() {
+    let (temp, [a, b, _]) = three();
+    follow_at(&a, &b).promote(false).unwrap();
+    let superseded = std::fs::read(a.join("superseded")).unwrap();
+    let link = temp.path().join("link");
+    std::os::unix::fs::symlink(&b, &link).unwrap();
+    drop(Standby::open(&link, &a, &options().adopt(true)).unwrap());
+    // It died before this was gone.
+    std::fs::write(a.join("superseded"), superseded).unwrap();
+    assert_eq!(Duty::of(&a).unwrap(), Duty::Standby { source: link });
+    Standby::resume(&a, &options()).unwrap().promote(false).unwrap();
+    assert_eq!(primaries(&[a, b]), 1);
+}
+
 // ---- what is adopted --------------------------------------------------------------------------------------
 
 /// So many records that are not those of [`write`], from where a writer is on.
@@ -1079,4 +1130,183 @@ fn a_bookmark_that_cannot_be_set_holds_nobody_up() {
             }
         }
     }
+}
+
+// ---- the bookmarks of readers ------------------------------------------------------------------------------
+
+/// Says that a reader needs an index next.
+fn mark(disk: &MemoryDisk, name: &str, next: u64) {
+    mark_with(disk, name, next, digest_at(next));
+}
+
+fn mark_with(disk: &MemoryDisk, name: &str, next: u64, digest: u64) {
+    let mut bookmark = Bookmark::open_on(Arc::new(disk.clone()), dir(), name).unwrap();
+    bookmark.keep(Seq::new(next), Digest(digest)).unwrap();
+}
+
+fn forget(disk: &MemoryDisk, name: &str) {
+    Bookmark::open_on(Arc::new(disk.clone()), dir(), name).unwrap().remove().unwrap();
+}
+
+/// All bookmarks of a directory, each of which is whole, but a standby's own.
+fn named(disk: &MemoryDisk) -> Vec<(String, u64)> {
+    let found = crate::journal::bookmark::list(disk, dir(), origin().uuid).unwrap();
+    let all = found.into_iter().map(|marked| marked.unwrap());
+    let readers = all.filter(|marked| !marked.name.as_str().starts_with("standby-"));
+    readers.map(|marked| (marked.name.to_string(), marked.next.get())).collect()
+}
+
+fn is(found: &[(String, u64)], expected: &[(&str, u64)]) -> bool {
+    found.iter().map(|(name, at)| (&**name, *at)).eq(expected.iter().map(|&(name, at)| (name, FIRST + at)))
+}
+
+/// Looks at what is there anew, as one that was restarted.
+fn again(source: &MemoryDisk, own: &MemoryDisk) -> Vec<(String, u64)> {
+    catch_up(&mut follow(source, own));
+    // What had come in its first call was not durable before that.
+    follow(source, own).close().unwrap();
+    named(own)
+}
+
+#[test]
+fn readers_bookmarks_go_along() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    for (name, at) in [("a", 4), ("early", 30), ("far", 900), ("gone", 2)] {
+        mark(&source, name, FIRST + at);
+    }
+    mark_with(&source, "other", FIRST + 5, 77);
+    let found = again(&source, &own);
+    assert!(is(&found, &[("a", 4), ("gone", 2)]), "{found:?}");
+    // They go on and back, are forgotten, and become durable here.
+    mark(&source, "a", FIRST + 35);
+    forget(&source, "gone");
+    write(&source, &mut writer, 40, 3, true);
+    let found = again(&source, &own);
+    assert!(is(&found, &[("a", 35), ("early", 30)]), "{found:?}");
+    mark(&source, "a", FIRST + 26);
+    // Who reads here itself is somebody else.
+    for (name, at) in [("own", 3), ("same", 40)] {
+        mark(&own, name, FIRST + at);
+    }
+    mark(&source, "same", FIRST + 45);
+    let all = [("a", 26), ("early", 30), ("own", 3), ("same", 40)];
+    let found = again(&source, &own);
+    assert!(is(&found, &all), "{found:?}");
+    assert!(audit(&own).is_sound());
+    // What they need stays here as well.
+    forget(&own, "own");
+    prune_all(&own);
+    let first = Replay::open_on(Arc::new(own.clone()), dir(), false).unwrap().first().get();
+    assert!((FIRST + 1..=FIRST + 26).contains(&first), "{first}");
+    drop(writer);
+    mark(&source, "a", FIRST + 48);
+    mark_with(&source, "other", FIRST + 33, 77);
+    let promoted = promote(&source, &own, false).unwrap();
+    assert!(is(&named(&own), &[("a", 48), ("early", 30), ("same", 40)]), "{:?}", named(&own));
+    let left = [("far", "1900"), ("other", "another history"), ("same", "a reader set there")];
+    let are_named = promoted.left.iter().zip(left);
+    assert!(
+        are_named.clone().all(|(left, (name, why))| left.contains(name) && left.contains(why)),
+        "{promoted}"
+    );
+    assert!(promoted.left.len() == 3 && promoted.to_string().contains("NOT go along: \"far\""), "{promoted}");
+    // The reader goes on here.
+    let reader = Bookmark::open_on(Arc::new(own.clone()), dir(), "a").unwrap();
+    assert_eq!(reader.replay().unwrap().position().get(), FIRST + 48);
+}
+
+/// A source that is gone has its readers' bookmarks here, as they were when it was followed; one that cannot be read is told.
+#[test]
+fn bookmarks_are_here_when_the_source_is_gone() {
+    let ((source, mut writer), own) = (source(10), MemoryDisk::default());
+    mark(&source, "a", FIRST + 7);
+    mark(&source, "b", FIRST + 3);
+    assert!(is(&again(&source, &own), &[("a", 7), ("b", 3)]));
+    write(&source, &mut writer, 5, 1, true);
+    mark(&source, "a", FIRST + 12);
+    drop(writer);
+    // Which of them is damaged, and whether any is gone, is not known.
+    let damaged = source.copy();
+    damaged.flip("a.mark", 80);
+    forget(&damaged, "b");
+    let own_of_damaged = own.copy();
+    let promoted = promote(&damaged, &own_of_damaged, false).unwrap();
+    assert!(promoted.left.len() == 1 && promoted.left[0].contains("a.mark is damaged"), "{promoted:?}");
+    assert!(is(&named(&own_of_damaged), &[("a", 7), ("b", 3)]));
+    source.state().is_gone = true;
+    let promoted = promote(&source, &own, true).unwrap();
+    assert!(promoted.trouble.is_some() && promoted.left.is_empty(), "{promoted:?}");
+    assert!(is(&named(&own), &[("a", 7), ("b", 3)]));
+    recovers(&own, FIRST + 10, SEGMENT);
+}
+
+/// Who was superseded and follows has the readers that it had before: from now on they are where the source says.
+#[test]
+fn readers_go_along_to_and_fro() {
+    let ((one, writer), other) = (source(10), MemoryDisk::default());
+    for (name, at) in [("a", 4), ("alone", 2), ("b", 5)] {
+        mark(&one, name, FIRST + at);
+    }
+    drop((follow(&one, &other), writer));
+    promote(&one, &other, false).unwrap();
+    let mut writer = open(&other, SEGMENT).unwrap();
+    write(&other, &mut writer, 10, 3, true);
+    mark(&other, "a", FIRST + 16);
+    forget(&other, "alone");
+    drop(follow_as(&other, &one, &options().adopt(true)).unwrap());
+    // A power failure: what it was handed is told from what it has itself.
+    let log = one.state().log.clone();
+    let (one, _) = image(&log, Choice::Nothing);
+    assert!(is(&again(&other, &one), &[("a", 16), ("alone", 2), ("b", 5)]), "{:?}", named(&one));
+    forget(&other, "b");
+    assert!(is(&again(&other, &one), &[("a", 16), ("alone", 2)]), "{:?}", named(&one));
+}
+
+/// The power fails at any moment while a standby follows, its readers go on and are forgotten, and its disk fails: no
+/// bookmark is half there, ahead of its journal, or of another history.
+#[test]
+fn no_loss_of_power_leaves_a_bookmark_that_does_not_fit() {
+    let run = |fault: Option<Fault>| {
+        let ((source, mut writer), own) = (source(3), MemoryDisk::default());
+        own.state().fault = fault;
+        for round in 1..12 {
+            let end = writer.written().next.get();
+            mark(&source, "a", end);
+            if round % 3 == 0 {
+                forget(&source, "b");
+            } else {
+                mark(&source, "b", end - 2);
+            }
+            write(&source, &mut writer, 4, 2, true);
+            if let Ok(mut standby) = follow_as(&source, &own, &options()) {
+                while standby.poll().is_ok_and(|taken| taken > 0) {}
+                let _ = standby.close();
+            }
+        }
+        own.state().fault = None;
+        assert!(is(&again(&source, &own), &[("a", 43), ("b", 41)]), "{:?}", named(&own));
+        let state = own.state();
+        (state.calls, state.log.clone())
+    };
+    let (calls, _) = run(None);
+    let (mut images, mut with) = (0, 0);
+    for from in (0..calls).step_by(7) {
+        let (_, log) = run(Some(Fault { from, count: 1 + from % 3, how: Failure::Error(libc::EIO) }));
+        for at in (0..=log.len()).step_by(11) {
+            for choice in [Choice::Nothing, Choice::Random(from * 1_000 + at as u64)] {
+                let (own, _) = image(&log[..at], choice);
+                if own.segments().is_empty() {
+                    continue;
+                }
+                let (audit, found) = (audit(&own), named(&own));
+                let context = format!("call {from}, operation {at}, {choice:?}: {found:?}, {audit:?}");
+                assert!(audit.problems.is_empty(), "{context}");
+                assert!(found.iter().all(|(_, next)| *next <= audit.end.get()), "{context}");
+                with += found.len();
+                images += 1;
+            }
+        }
+    }
+    println!("{images} images, {with} bookmarks in them");
+    assert!(images > 1_000 && with > 500, "{images} {with}");
 }

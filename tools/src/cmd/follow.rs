@@ -28,7 +28,8 @@ end.
 
 It keeps a bookmark in the source's directory: pruning there leaves what it still needs, also while it does not run, until
 it is promoted or `journal forget SOURCE NAME` says that it does not come back; `journal stat SOURCE` shows it. In a
-directory that cannot be written to it keeps none, which is said once.
+directory that cannot be written to it keeps none, which is said once. The bookmarks of readers go along into its own
+directory, about once a second, each when what comes before it is on the disk there.
 
 It ends when all is taken and the source's directory says that another standby took its place: follow that one then. With
 --adopt it refuses a directory that has something which the source has not: that would be lost.
@@ -235,7 +236,8 @@ Examples:
   seriatim journal /dev/shm/orders /mnt/spare/orders &
 
 End the `follow` that writes there first (SIGTERM). It takes what the source still has, seals, and marks the source's
-directory as superseded: no journal goes on there, and no region is restored from it. That is all it can do: whoever
+directory as superseded: no journal goes on there, and no region is restored from it. The bookmarks of the source's readers
+have gone along before: `worker --resume` goes on in the new directory; one that could not is named. That is all it can do: whoever
 serves the old region, and is attached to it, has to be ended by you, and its file removed, before the new one is served.
 Afterwards the old directory can become the standby of the new one (`follow NEW OLD --adopt`).
 
@@ -244,7 +246,8 @@ itself a standby (promote that one), when it is of another history or pruning th
 source cannot be read or marked. With --force it goes on all the same, and says what may be lost, and where two histories
 part if that can be seen; that only one of all directories is gone on with is then for you to see to.
 
-Exit code: 0 promoted, and nothing that the source had is missing; 1 promoted by force, or refused because a journal writes
+Exit code: 0 promoted, and nothing that the source had is missing; 1 promoted by force, or without one of the source's
+bookmarks, or refused because a journal writes
 the source, because the source was superseded, is a standby, is of another history, or no longer has what comes next; 2 not
 promoted, also where the source cannot be read or a `follow` still writes into the standby's directory.";
 
@@ -276,7 +279,11 @@ impl PromoteArgs {
             Ok(promoted) => {
                 let report = PromoteReport::new(&promoted);
                 output::print(&report, self.json)?;
-                Ok(if promoted.trouble.is_some() { Outcome::Problem } else { Outcome::Done })
+                Ok(if promoted.trouble.is_some() || !promoted.left.is_empty() {
+                    Outcome::Problem
+                } else {
+                    Outcome::Done
+                })
             }
             Err(error) => refused(error),
         }
@@ -313,6 +320,8 @@ struct PromoteReport {
     /// The source has another history, and the index from which on, if it is known.
     diverged: bool,
     parted_at: Option<u64>,
+    /// Of each bookmark of the source that did not go along: which, and why.
+    left: Vec<String>,
     #[serde(skip)]
     text: String,
 }
@@ -330,6 +339,7 @@ impl PromoteReport {
             trouble: promoted.trouble.clone(),
             diverged: promoted.has_diverged,
             parted_at: promoted.parted_at.map(|at| at.get()),
+            left: promoted.left.clone(),
             text: promoted.to_string(),
         }
     }
