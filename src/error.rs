@@ -11,6 +11,7 @@ use crate::config::{ConfigError, DigestOf};
 use crate::name::{Name, NameError};
 use crate::poison::Poisoned;
 use crate::region::snapshot::State;
+use crate::text::many;
 
 /// A region could not be made. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
@@ -530,7 +531,7 @@ impl fmt::Display for HeldBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             HeldBy::Worker { slot, name, pid, lag } => {
-                write!(f, "worker {name:?} (slot {slot}, pid {pid}) is {lag} commands behind")
+                write!(f, "worker {name:?} (slot {slot}, pid {pid}) is {} behind", many(*lag, "command"))
             }
             HeldBy::NoWorker => f.write_str("no worker"),
             HeldBy::NoSequencer => f.write_str("no sequencer"),

@@ -176,6 +176,7 @@ mod stall;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod text;
 #[cfg(feature = "timely")]
 pub mod timely;
 mod verify;

@@ -17,6 +17,7 @@ use crate::name::Name;
 use crate::policy::WorkerPolicy;
 use crate::process::{NotKilled, Process};
 use crate::region::Region;
+use crate::text::many;
 
 /// A worker that stalls again is not named again before so many times the threshold have passed.
 const QUIET: u64 = 10;
@@ -147,8 +148,9 @@ impl Watch {
         let of = Stuck::of(&map.members()[slot], map.worker_page(slot as u16));
         let (lag, since_ns) = (slowest.lag, slowest.since_ns);
         let took = Duration::from_nanos(now_ns.saturating_sub(since_ns)).as_secs_f64();
+        let behind = many(lag, "command");
         tracing::warn!(
-            "worker {:?} (slot {slot}, pid {}) holds the others up: it is {lag} commands behind, at index {}, and \
+            "worker {:?} (slot {slot}, pid {}) holds the others up: it is {behind} behind, at index {}, and \
              has not moved for {took:.1} s",
             of.name,
             of.process.pid,
@@ -223,7 +225,7 @@ fn kill(region: &Region, who: &Stuck, lag: u64) {
         Err(NotKilled::Gone { .. }) => return,
         Err(why) => format!("to be killed as it had asked for, but {why}"),
     };
-    tracing::warn!("worker {name:?} (pid {}), {lag} commands behind: {what}", process.pid);
+    tracing::warn!("worker {name:?} (pid {}), {} behind: {what}", process.pid, many(lag, "command"));
     region.record(ErrorCode::Killed, name.as_str(), &what, lag);
 }
 

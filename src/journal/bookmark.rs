@@ -80,6 +80,19 @@ pub enum BookmarkError {
         /// The journal's.
         expected: Digest,
     },
+    /// It is ahead of its journal: that was cut or replaced, or lost what was not synced, or the order went on without it.
+    #[error(
+        "{} needs index {seq}, expected {end} at most: the journal ends there, and does not have what its reader had",
+        path.display()
+    )]
+    Ahead {
+        /// The bookmark.
+        path: PathBuf,
+        /// Its index.
+        seq: Seq,
+        /// The index behind the journal's last one.
+        end: Seq,
+    },
     /// Another process reads under that name.
     #[error("another process has the bookmark {name:?} in {}", dir.display())]
     Taken {
@@ -140,6 +153,11 @@ impl Marked {
         } else {
             Err(BookmarkError::OtherHistory { path, seq, found, expected })
         }
+    }
+
+    /// That it is ahead of its journal, which ends there.
+    pub(super) fn ahead(&self, dir: &Path, end: Seq) -> BookmarkError {
+        BookmarkError::Ahead { path: path_of(dir, self.name, SUFFIX), seq: self.next, end }
     }
 
     /// Whether its reader has not gone on, or was forgotten, since.

@@ -149,7 +149,7 @@ fn verify_each(
         }
         each(at + 1, firsts.len());
     }
-    beside.check(&**disk, dir, looking.points, &mut looking.audit);
+    beside.check(&**disk, dir, is_live, looking.points, &mut looking.audit);
     Ok(looking.audit)
 }
 
@@ -187,7 +187,7 @@ impl Beside {
         snapshots.chain(bookmarks).map(|seq| (seq, None)).collect()
     }
 
-    fn check(self, disk: &dyn Disk, dir: &Path, points: Points, audit: &mut Audit) {
+    fn check(self, disk: &dyn Disk, dir: &Path, is_live: bool, points: Points, audit: &mut Audit) {
         let Some(of) = &self.of else { return };
         // Where a segment is damaged, what lies behind is not known.
         let (first, end, is_whole) = (audit.first, audit.end, audit.problems.is_empty());
@@ -212,10 +212,10 @@ impl Beside {
         for marked in self.bookmarks {
             let checked = marked.and_then(|marked| match at(marked.next) {
                 Some(digest) => marked.is_of(dir, digest),
-                // A worker may be ahead of a journal.
-                None if is_whole && marked.next < first && marked.is_still(disk, dir, of.uuid()) => {
-                    Err(not_there(marked.next).into())
-                }
+                None if !is_whole || !marked.is_still(disk, dir, of.uuid()) => Ok(()),
+                None if marked.next < first => Err(not_there(marked.next).into()),
+                // What a journal that lives lacks it still writes: the order went on without it for a while.
+                None if marked.next > end && !is_live => Err(marked.ahead(dir, end)),
                 None => Ok(()),
             });
             audit.bookmarks += 1;

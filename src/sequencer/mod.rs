@@ -40,6 +40,7 @@ use crate::region::snapshot::State;
 use crate::region::spill::Sweeper;
 use crate::stall::Watch;
 use crate::sys;
+use crate::text::many;
 use crate::wait::{self, Waker};
 
 /// How long a worker can hold the others up before that is said; see [`Sequencer::stall_after`].
@@ -602,8 +603,8 @@ fn tell_bad_ticket(region: &Region, lane: u16, count: u32, limit: u64) {
     let entry = region.map().lane_entries().get(usize::from(lane));
     let name = entry.map(|entry| Name::from_words(entry.name.load()).to_string()).unwrap_or_default();
     tracing::warn!(
-        "lane {lane} of producer {name:?} queued a ticket for {count} commands, {limit} are possible; it is no \
-         longer heard"
+        "lane {lane} of producer {name:?} queued a ticket for {}, {limit} are possible; it is no longer heard",
+        many(count, "command")
     );
     let what = "queued a ticket that cannot be right, its lane is no longer heard";
     region.record(ErrorCode::BadTicket, &name, what, count.into());

@@ -54,12 +54,23 @@ pub(crate) fn sink_behind(path: &Path, is_cut: bool) -> Result<(Sink, File)> {
     ensure!(path != Path::new("-"), "what is to go on where it was needs a file to print into: --out FILE");
     let file = File::options().read(true).append(true).create(true).open(path);
     let file = file.with_context(|| format!("cannot make {}", path.display()))?;
+    let found = file.metadata().with_context(|| format!("cannot look at {}", path.display()))?;
+    // Of one that has nothing it is not known whether its name stays: it was made just now, or by one that died then.
+    if found.is_file() && found.len() == 0 {
+        sync_name(path).with_context(|| format!("cannot sync the directory of {}", path.display()))?;
+    }
     if is_cut {
         let whole = whole_lines(&file).with_context(|| format!("cannot read {}", path.display()))?;
         file.set_len(whole).with_context(|| format!("cannot cut {}", path.display()))?;
     }
     let kept = file.try_clone()?;
     Ok((BufWriter::with_capacity(1 << 16, Box::new(file)), kept))
+}
+
+/// Has a file's name stay: after a loss of power it is there, and so is what was synced of it.
+fn sync_name(path: &Path) -> io::Result<()> {
+    let path = path.canonicalize()?;
+    path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
 }
 
 /// How many bytes of a file its whole lines are.

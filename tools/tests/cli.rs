@@ -441,7 +441,7 @@ fn a_command_that_is_too_large_is_refused_with_both_numbers() {
     input.resize(4 + 2_049, b'x');
     input.push(b'\n');
     let ended = run_with(&["submit", &region, "--name", "p"], &input).with(2);
-    ended.saying(&["line 2", "2049", "2048", "after 1 commands"]);
+    ended.saying(&["line 2", "2049", "2048", "after 1 command"]);
     input.remove(4);
     let report = run_with(&["submit", &region, "--name", "p", "--json"], &input).with(0).json();
     assert_eq!((&report["first"], &report["next"]), (&json!(1), &json!(3)));

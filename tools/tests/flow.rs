@@ -278,9 +278,9 @@ fn stat_tells_the_living_the_suspect_and_the_dead_and_what_happened_so_far() {
     ]);
     let text = run(&["stat", &region]).with(0).out;
     let parts = [
-        "epoch 2, 1 takeovers",
+        "epoch 2, 1 takeover,",
         "3 alive, 1 of them suspect, 0 gone",
-        "1 workers died, 3 duplicates refused",
+        "1 worker died, 3 duplicates refused",
         "held up by: the sequencer",
         "gate: held",
     ];

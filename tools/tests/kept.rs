@@ -496,7 +496,7 @@ fn the_tool_prunes_and_says_who_needs_what() {
 /// What is damaged is told by `verify` and `stat`, and a prune that does not know what a reader needs removes nothing.
 #[test]
 fn damage_beside_the_segments_is_named() {
-    let (world, _) = written();
+    let (world, end) = written();
     let dir = world.place.dir();
     let text = dir.display().to_string();
     for (file, code) in [("slow%2fone.mark", 2), ("00000000000000000200.snap/files/state", 0)] {
@@ -512,6 +512,14 @@ fn damage_beside_the_segments_is_named() {
         assert!(code == 0 || world.place.names().len() == names);
         fs::write(&path, whole).unwrap();
     }
+    // Of a journal that was cut or replaced.
+    let mut ahead = Bookmark::open(&dir, "ahead").unwrap();
+    ahead.keep(Seq::new(end + 3), Digest::default()).unwrap();
+    let found = run(&["journal", "verify", &text]).with(1).out;
+    let needs = format!("ahead.mark needs index {}, expected {end} at most", end + 3);
+    assert!(found.contains(&needs), "{found}");
+    ahead.remove().unwrap();
+    run(&["journal", "verify", &text]).with(0);
     let manifest = dir.join("00000000000000000200.snap/manifest");
     fs::write(&manifest, b"none").unwrap();
     run(&["journal", "stat", &text]).with(1);

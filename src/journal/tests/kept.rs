@@ -1075,3 +1075,25 @@ fn what_had_no_room_leaves_nothing() {
         assert!(failed > 4 && left > failed / 2, "{what}: {failed} of {left}");
     }
 }
+
+/// A bookmark that is ahead of its journal is told with both indexes: that was cut or replaced. At the end it is where it
+/// belongs, and what a journal that lives lacks is still to come.
+#[test]
+fn a_bookmark_that_is_ahead_of_its_journal_is_told() {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, SEGMENT).unwrap();
+    write(&disk, &mut writer, 10, 3, true);
+    let mut bookmark = Bookmark::open_on(Arc::new(disk.clone()), dir(), "reader").unwrap();
+    for (at, is_ahead) in [(9, false), (10, false), (11, true), (900, true)] {
+        bookmark.keep(Seq::new(FIRST + at), Digest(digest_at(FIRST + at))).unwrap();
+        assert!(audit(&disk).is_sound(), "{at}");
+        let dead = disk.copy();
+        let audit = audit(&dead);
+        assert_eq!((audit.problems.len(), audit.bookmarks), (usize::from(is_ahead), 1), "{at}: {audit:?}");
+        if let [problem] = &audit.problems[..] {
+            let text = problem.to_string();
+            let both = [FIRST + at, FIRST + 10].map(|index| text.contains(&index.to_string()));
+            assert!(text.contains("reader.mark needs index") && both == [true, true], "{text}");
+        }
+    }
+}

@@ -31,7 +31,7 @@ use crate::args::{Pin, Sizes, size, sync_policy};
 use crate::crew::{Crew, Shared};
 use crate::input::Lines;
 use crate::log;
-use crate::output::{self, Align, Report, Table, bytes, complain, grouped, time_ns};
+use crate::output::{self, Align, Report, Table, bytes, complain, grouped, many, time_ns};
 use crate::party::{self, History, Job, Message, Part, ProducerReport, Role, WorkerReport};
 use crate::progress::Progress;
 use crate::proof::{self, Tally};
@@ -690,8 +690,11 @@ fn how(args: &Args, plan: &Plan) -> String {
     };
     let assisted = if is_assisted(args, plan) { ", workers make turns for the sequencer" } else { "" };
     format!(
-        "{} producers and {} workers as {kind}, wait {}, {}{assisted}",
-        args.producers, args.workers, args.wait, plan.pinning
+        "{} and {} as {kind}, wait {}, {}{assisted}",
+        many(args.producers, "producer"),
+        many(args.workers, "worker"),
+        args.wait,
+        plan.pinning
     )
 }
 
@@ -752,12 +755,12 @@ impl Report for RunReport {
             )?;
         }
         writeln!(out)?;
-        let workers = self.workers.len();
+        let workers = many(self.workers.len(), "worker");
         if self.agree {
             let commands = grouped(input.commands);
-            writeln!(out, "all agree: {workers} workers received all {commands} commands once, in one order")
+            writeln!(out, "all agree: {workers} received all {commands} commands once, in one order")
         } else {
-            writeln!(out, "NOT in agreement: {} differences", self.differences.len())
+            writeln!(out, "NOT in agreement: {}", many(self.differences.len(), "difference"))
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::Outcome;
 use crate::args::{group, mode, seconds};
 use crate::log;
 use crate::open;
-use crate::output::{self, Report, complain};
+use crate::output::{self, Report, complain, many};
 use crate::signal::Stop;
 
 const EXAMPLES: &str = "\
@@ -238,7 +238,8 @@ impl Closed {
 impl Report for Closed {
     fn text(&self, out: &mut dyn Write) -> io::Result<()> {
         let Closed { closed, next, commands, runs } = self;
-        writeln!(out, "closed {closed} at index {next}: {commands} commands in {runs} runs by this sequencer")
+        let (commands, runs) = (many(*commands, "command"), many(*runs, "run"));
+        writeln!(out, "closed {closed} at index {next}: {commands} in {runs} by this sequencer")
     }
 }
 

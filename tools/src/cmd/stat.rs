@@ -14,7 +14,7 @@ use seriatim::{
 
 use crate::Outcome;
 use crate::open;
-use crate::output::{self, Align, PartyReport, Report, Table};
+use crate::output::{self, Align, PartyReport, Report, Table, many};
 use crate::signal::Stop;
 
 const EXAMPLES: &str = "\
@@ -509,17 +509,18 @@ impl Report for StatReport {
             Some(party) => format!("sequencer pid {} {}", party.pid, party.life()),
             None => "no sequencer yet".into(),
         };
-        let (epoch, takeovers) = (self.epoch, self.takeovers);
-        writeln!(out, "{}: {}, epoch {epoch}, {takeovers} takeovers, {sequencer}", self.path, self.state)?;
+        let (epoch, takeovers) = (self.epoch, many(self.takeovers, "takeover"));
+        writeln!(out, "{}: {}, epoch {epoch}, {takeovers}, {sequencer}", self.path, self.state)?;
         if let Some(helped) = &self.helped {
             writeln!(out, "the sequencer is helped by {}", helped.text)?;
         }
         let StatReport { living, suspect, gone, workers_died, duplicates, .. } = self;
         writeln!(out, "parties: {living} alive, {suspect} of them suspect, {gone} gone")?;
-        writeln!(out, "so far: {workers_died} workers died, {duplicates} duplicates refused")?;
+        let (died, refused) = (many(*workers_died, "worker"), many(*duplicates, "duplicate"));
+        writeln!(out, "so far: {died} died, {refused} refused")?;
         let rate = self.rate.map_or(String::new(), |rate| format!(" ({rate:.0}/s)"));
-        let (runs, waiting) = (self.runs, self.tickets_waiting);
-        writeln!(out, "order: next {}{rate}, {runs} runs, {waiting} tickets waiting", self.next)?;
+        let (runs, waiting) = (many(self.runs, "run"), many(self.tickets_waiting, "ticket"));
+        writeln!(out, "order: next {}{rate}, {runs}, {waiting} waiting", self.next)?;
         writeln!(out, "anchor: {} digest {}", self.anchor.index, digest(self.anchor.digest.as_ref()))?;
         writeln!(out, "digest of: {}", self.digest_of)?;
         writeln!(out, "gate: {}", self.gate.as_deref().unwrap_or("no worker"))?;
@@ -542,7 +543,7 @@ impl Report for StatReport {
         let sum = |of: fn(&ProducerRow) -> u64| self.producers.iter().map(of).sum::<u64>();
         let (spills, bytes) = (sum(|row| row.spills), sum(|row| row.spilled_bytes));
         if spills > 0 {
-            writeln!(out, "beside the lanes: {spills} payloads, {bytes} bytes")?;
+            writeln!(out, "beside the lanes: {}, {bytes} bytes", many(spills, "payload"))?;
         }
         let locked = self.locked_by();
         if !locked.is_empty() {

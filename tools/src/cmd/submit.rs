@@ -13,7 +13,7 @@ use seriatim::{FileState, Producer, Region, RegionLost, Seq, Sequenced, SubmitEr
 use crate::Outcome;
 use crate::input::Stream;
 use crate::open;
-use crate::output::{self, Report, complain};
+use crate::output::{self, Report, complain, many};
 use crate::party::footprint;
 
 /// How long to wait before saying for what.
@@ -121,7 +121,7 @@ impl Args {
                 complain(format_args!("{}: {}", report.path, output::causes(&error)));
                 Ok(Outcome::Problem)
             }
-            Err(error) => Err(error.context(format!("after {} commands", report.commands))),
+            Err(error) => Err(error.context(format!("after {}", many(report.commands, "command")))),
         }
     }
 }
@@ -133,7 +133,9 @@ fn skip(input: &mut Stream, submitted: u64) -> Result<u64> {
         let has = input.lines_read();
         ensure!(
             line.is_some(),
-            "{submitted} commands of this name are in the order, the input has {has} lines"
+            "the order has {} of this name, the input {}",
+            many(submitted, "command"),
+            many(has, "line")
         );
     }
     Ok(submitted)
@@ -403,9 +405,10 @@ impl Report for SubmitReport {
         let SubmitReport { name, commands, bytes, first, next, .. } = self;
         write!(out, "{name}: ")?;
         if self.skipped > 0 {
-            write!(out, "{} lines were in the order already, ", self.skipped)?;
+            let were = if self.skipped == 1 { "was" } else { "were" };
+            write!(out, "{} {were} in the order already, ", many(self.skipped, "line"))?;
         }
-        write!(out, "{commands} commands ({bytes} bytes), its own {first}..{next}")?;
+        write!(out, "{} ({bytes} bytes), its own {first}..{next}", many(*commands, "command"))?;
         if let Some(seq) = self.seq {
             write!(out, ", the last at index {seq} of the order")?;
         }

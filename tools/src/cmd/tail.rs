@@ -9,7 +9,7 @@ use seriatim::{Event, FileState, Observed, Observer, Region, Snapshot, State};
 
 use crate::Outcome;
 use crate::open;
-use crate::output::complain;
+use crate::output::{complain, many};
 use crate::signal::Stop;
 
 /// How often an observer with nothing to see looks whether it is asked to stop.
@@ -106,7 +106,8 @@ fn see(observed: Option<Observed<'_>>, out: &mut impl Write) -> Result<Seen> {
         Some(Observed::Missed { from, to }) => {
             // In its place among the commands when both go to one terminal.
             out.flush()?;
-            complain(format_args!("missed {} commands, {from}..{to}", to.get().wrapping_sub(from.get())));
+            let missed = many(to.get().wrapping_sub(from.get()), "command");
+            complain(format_args!("missed {missed}, {from}..{to}"));
             Seen::Other
         }
         Some(_) => Seen::Other,

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -33,6 +34,9 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// How often a bookmark is set: each time takes some syncs.
 const MARKS: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether a journal that does not sync has written: it does at once, and wakes nobody for that.
+const WRITES: Duration = Duration::from_millis(1);
 
 /// How long the disk is waited for at the end, to set the last one.
 const LAST_MARK: Duration = Duration::from_secs(2);
@@ -262,10 +266,24 @@ impl Mark {
     }
 }
 
-/// Whether all before an index is on the disk, or nobody would say so. Of a region that is lost nobody knows.
+/// Whether all before an index is on the disk, or nobody would say so; where nothing is synced, whether it is written. Of a
+/// region that is lost nobody knows.
 fn is_durable(region: &Region, next: Seq, until: Instant) -> bool {
     let last = Seq::new(next.get().saturating_sub(1));
-    !matches!(region.wait_durable(last, until), Err(DurableError::Late { .. } | DurableError::Lost(_)))
+    loop {
+        match region.wait_durable(last, until) {
+            Err(DurableError::Late { .. } | DurableError::Lost(_)) => return false,
+            Err(DurableError::NotSynced { .. })
+                if region.journal().is_some_and(|journal| journal.written < next) =>
+            {
+                if Instant::now() >= until {
+                    return false;
+                }
+                thread::sleep(WRITES);
+            }
+            _ => return true,
+        }
+    }
 }
 
 /// What is printed next, and how far it was.
