@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use crate::input::Lines;
+use crate::output::many;
 use crate::party::WorkerReport;
 
 /// A multiplier that spreads every bit upwards (the golden ratio in 64 bits).
@@ -86,8 +87,11 @@ fn against_input<'a>(expected: &'a [Tally], worker: &'a WorkerReport) -> impl It
     gaps.chain(tallies.map(move |(producer, (want, got))| {
         let what = if (want.commands, want.bytes) != (got.commands, got.bytes) {
             format!(
-                "{} commands ({} bytes) instead of {} ({} bytes)",
-                got.commands, got.bytes, want.commands, want.bytes
+                "{} ({}) instead of {} ({})",
+                many(got.commands, "command"),
+                many(got.bytes, "byte"),
+                want.commands,
+                many(want.bytes, "byte")
             )
         } else if want.sums != got.sums {
             "other payloads than the input's".into()
@@ -160,7 +164,7 @@ mod tests {
         short[1] = expected(&Lines::new(b"a\nb".to_vec()), 1, 2).remove(1);
         let found = differences(&two_producers(), &[worker("w3", short)], 9);
         assert_eq!(found.len(), 1, "{found:?}");
-        assert!(found[0].contains("w3 received from p1 1 commands (1 bytes) instead of 7"), "{found:?}");
+        assert!(found[0].contains("w3 received from p1 1 command (1 byte) instead of 7"), "{found:?}");
     }
 
     #[test]
