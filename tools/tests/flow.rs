@@ -785,7 +785,8 @@ fn a_submitter_whose_input_is_silent_ends_when_the_region_is_lost() {
             let pid = submit.pid();
             eventually("it ends by itself", || !runs(pid));
             let said = format!("region truncated: mapped {mapped} bytes, the file has {cut} now");
-            submit.end().with(2).saying(&[&said, &format!("after {acknowledged} commands")]);
+            let plural = if acknowledged == 1 { "" } else { "s" };
+            submit.end().with(2).saying(&[&said, &format!("after {acknowledged} command{plural}: ")]);
             assert!(sequencer.end().with(2).err.contains("region truncated"));
         }
     }
