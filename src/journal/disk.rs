@@ -162,6 +162,10 @@ impl Disk for Local {
         self.make_dir(parent)?;
         // What is in it is for who may read the region: by default that is its owner alone.
         match DirBuilder::new().mode(0o700).create(dir) {
+            // A file of that name, and no directory.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && !dir.is_dir() => {
+                Err(io::Error::from_raw_os_error(libc::ENOTDIR))
+            }
             Err(error) if !dir.is_dir() => Err(error),
             _ => self.sync_dir(parent),
         }

@@ -194,6 +194,11 @@ fn read(disk: &dyn Disk, path: &Path) -> Result<Option<Word>, ReplayError> {
     let failed = |source| ReplayError::Io { path: path.into(), what: "read", source };
     let mut view = match disk.view(path, false) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // It is the directory that is none.
+        Err(source) if source.kind() == io::ErrorKind::NotADirectory => {
+            let path = path.parent().unwrap_or(path).into();
+            return Err(ReplayError::Io { path, what: "look into", source });
+        }
         view => view.map_err(failed)?,
     };
     let len = view.bytes().min(FIXED as u64 + LONGEST) as usize;

@@ -135,14 +135,14 @@ pub enum JournalError {
     #[error(transparent)]
     Unreadable(#[from] ReplayError),
     /// Another journal writes there.
-    #[error("another journal has {}", dir.display())]
+    #[error("another journal writes into {}: end it first", dir.display())]
     Busy {
         /// The directory.
         dir: PathBuf,
     },
     /// A standby follows another directory into it just now, or is being promoted.
     #[error(
-        "a standby of {} has {}: end it first, that is the `seriatim journal follow` into there (SIGTERM)",
+        "a standby of {} writes into {}: end it first, that is the `seriatim journal follow` into there (SIGTERM)",
         followed.display(), dir.display()
     )]
     Followed {

@@ -381,8 +381,8 @@ pub enum StandbyError {
     },
     /// The source cannot be looked at or told that it is superseded, so that nothing is known of who writes there.
     #[error(
-        "{} is out of reach, so whether a journal writes there, or how far it came, is not known: {why}; if you know that \
-         nobody does, promote {} by force",
+        "{} is out of reach, so whether a journal writes there, or how far it came, is not known (if you know that nobody \
+         does, promote {} by force): {why}",
         followed.display(), dir.display()
     )]
     OutOfReach {
@@ -510,6 +510,10 @@ impl Standby {
         let dir = dir.as_ref();
         match Duty::of(dir).map_err(JournalError::from)? {
             Duty::Standby { source } => Self::open(source, dir, options),
+            _ if !dir.exists() => {
+                let source = io::Error::from_raw_os_error(libc::ENOENT);
+                Err(JournalError::Io { path: dir.into(), what: "look into", source }.into())
+            }
             _ => Err(StandbyError::NoStandby { dir: dir.into() }),
         }
     }
@@ -1110,10 +1114,22 @@ fn bear<T>(
         Ok(value) => Ok(Some(value)),
         Err(error @ StandbyError::Own(_)) => Err(error),
         Err(error) if force => {
-            trouble.get_or_insert(error.to_string());
+            trouble.get_or_insert(borne(&error));
             Ok(None)
         }
         Err(error) => Err(error),
+    }
+}
+
+/// What is wrong, without the advice to do what is being done.
+fn borne(error: &StandbyError) -> String {
+    match error {
+        StandbyError::Alive { followed, .. } => format!("a journal writes into {}", followed.display()),
+        StandbyError::OutOfReach { followed, why, .. } => format!(
+            "{} is out of reach, so whether a journal writes there, or how far it came, is not known: {why}",
+            followed.display()
+        ),
+        error => error.to_string(),
     }
 }
 

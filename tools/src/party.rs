@@ -303,7 +303,13 @@ pub(crate) fn is_of(dir: &Path, lines: &Lines, repeat: u64, producers: u64) -> R
             *ours = Some(number);
         } else if record.is_command() {
             let known = numbers.iter().position(|&number| number == Some(producer));
-            let ours = known.with_context(|| format!("index {seq} is of unknown producer {producer}"))?;
+            let ours = known.with_context(|| {
+                format!(
+                    "index {seq} is of producer number {producer}, which nothing before calls p0 to p{}: is it a journal of \
+                     `run`?",
+                    producers - 1
+                )
+            })?;
             check_share(ours as u64, index + 1, total, producers)?;
             let line = ours as u64 + index * producers;
             ensure!(

@@ -17,8 +17,9 @@ Examples:
   seriatim errors /dev/shm/orders
   seriatim errors /dev/shm/orders --json | jq '.errors[] | select(.code == \"panicked\")'
 
-WHO is whom it concerns, and BY the process that wrote it down: of a stall that is the sequencer's. AGO is since the last time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number
-that belongs to the error, of the last time: an index, an epoch, how far a worker was behind.
+WHO is whom it concerns, and BY the process that wrote it down: of a stall that is the sequencer's. AGO is since the last
+time, by the clock of whoever wrote it down; none if that was ahead of this one. N is a number that belongs to the error,
+of the last time: an index, an epoch, how far a worker was behind.
 
 Exit code: 0 whatever is in it, 2 when it cannot be read.";
 

@@ -241,6 +241,9 @@ have gone along before: `worker --resume` goes on in the new directory; one that
 serves the old region, and is attached to it, has to be ended by you, and its file removed, before the new one is served.
 Afterwards the old directory can become the standby of the new one (`follow NEW OLD --adopt`).
 
+Snapshots and bookmarks of readers are not followed: they stay in the source's directory, where `journal stat` lists them.
+Give each reader its index (`worker --resume --from N`) before anything is pruned here.
+
 It refuses while a journal writes the source, when another standby took the source's place already, when the source is
 itself a standby (promote that one), when it is of another history or pruning there has overtaken the standby, and when the
 source cannot be read or marked. With --force it goes on all the same, and says what may be lost, and where two histories

@@ -32,13 +32,21 @@ Examples:
   seriatim replay /var/lib/orders --from 1000
 
 It prints one line once it writes. It gates: what it has not written stays in the region. When it ends, however it ends,
-its gate stays, and the order waits for the next `journal` of that name, which goes on where this one was; without one,
+its gate stays (but with --leave), and the order waits for the next `journal` of that name, which goes on where this one was; without one,
 `sequence --without-journal` lets the order go on, and --go-on never has it wait. SIGTERM or SIGINT makes it write what is
-there, seal the segment, and end. With a --keep it prunes segments, each time that one is full, a
-few at a time; what fails there is in the region's error log. Snapshots stay until `journal prune` removes them.
+there, seal the segment, and end. With a --keep it prunes segments, each time that one is full, a few at a time; what fails
+there is in the region's error log. Snapshots stay until `journal prune` removes them.
 
 Exit code: 0 ended by a signal or with the order, 2 could not go on. Of `verify`: 0 when all of it is whole,
 snapshots and bookmarks as well, 1 when something is not, 2 when it could not be looked at.";
+
+const VERIFY_EXIT: &str = "\
+Exit code: 0 all of it is whole, snapshots and bookmarks as well, 1 something is not, 2 it could not be looked at.";
+
+const STAT_EXIT: &str = "\
+It looks at the ends of segments, not at all that is in them: that is for `journal verify`.
+
+Exit code: 0 done, 1 something is damaged or cannot be read, 2 it could not be looked at.";
 
 /// Write a region's order to disk, every command of it, synced before it counts as durable.
 #[derive(Debug, ClapArgs)]
@@ -54,9 +62,11 @@ pub(crate) struct Args {
 #[derive(Debug, Subcommand)]
 enum Look {
     /// Check every checksum, every digest, and that nothing is missing
+    #[command(after_help = VERIFY_EXIT)]
     Verify(DirArgs),
     /// Say what indexes a journal has, how it ends, what snapshots and bookmarks there are, and for which of them segments
     /// stay; of a standby also how far it is behind
+    #[command(after_help = STAT_EXIT)]
     Stat(DirArgs),
     Follow(FollowArgs),
     Promote(PromoteArgs),

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use serde::Serialize;
 use seriatim::Seq;
-use seriatim::journal::{self, Bookmark, Held, Pruned, Retention, Snapshots};
+use seriatim::journal::{self, Bookmark, Held, Pruned, Retention, SnapshotError, Snapshots};
 
 use crate::Outcome;
 use crate::args::{size, some, span};
@@ -169,8 +169,16 @@ impl Report for PruneReport {
     }
 }
 
+const FORGET_EXAMPLES: &str = "\
+Examples:
+  seriatim journal forget /var/lib/orders billing
+  seriatim journal forget /var/lib/orders --snapshot 5000
+
+Exit code: 0 done, 1 there is no such bookmark or snapshot, 2 it could not be done.";
+
 /// Remove the bookmark of a reader that does not come back, or a snapshot: nothing is kept for it any more
 #[derive(Debug, ClapArgs)]
+#[command(after_help = FORGET_EXAMPLES)]
 pub(super) struct ForgetArgs {
     /// The journal's directory
     dir: PathBuf,
@@ -190,7 +198,13 @@ pub(super) fn forget(args: &ForgetArgs) -> Result<Outcome> {
                 return Ok(Outcome::Problem);
             }
         }
-        (None, Some(at)) => Snapshots::open(&args.dir)?.remove(Seq::new(at))?,
+        (None, Some(at)) => match Snapshots::open(&args.dir)?.remove(Seq::new(at)) {
+            Err(error @ SnapshotError::NotThere { .. }) => {
+                complain(format_args!("{error}"));
+                return Ok(Outcome::Problem);
+            }
+            removed => removed?,
+        },
         (None, None) => bail!("the name of a reader or the index of a snapshot is wanted"),
     }
     Ok(Outcome::Done)

@@ -23,10 +23,10 @@ Examples:
   seriatim sequence /dev/shm/orders --standby &
   seriatim sequence /dev/shm/orders --journal /var/lib/orders &
 
-It prints one line once it serves. An order that was closed is opened again, at the next index. With --standby it prints one before, when it begins to wait: it takes over when
-the process that serves has ended, however it ended, and ends itself when that one has closed the order. SIGTERM or SIGINT closes the order: workers receive the end after all that
-came before, producers are told at once. A second signal ends it without that: the next `sequence` goes on where
-it stopped.
+It prints one line once it serves. An order that was closed is opened again, at the next index. With --standby it prints
+one before, when it begins to wait: it takes over when the process that serves has ended, however it ended, and ends itself
+when that one has closed the order. SIGTERM or SIGINT closes the order: workers receive the end after all that came before,
+producers are told at once. A second signal ends it without that: the next `sequence` goes on where it stopped.
 
 With --journal a region that is missing, of another boot of the machine, or behind its journal is restored from that first,
 and it says on standard error where the order goes on. A region that fits is served as it is. The journal itself is written

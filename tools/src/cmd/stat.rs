@@ -27,7 +27,8 @@ Rates need two looks, so only --watch has them. A party is `alive` as long as th
 running or stopped, and `suspect` if it lives, has something to do and has not moved for a second. STUCK is for how
 long a worker has had something to do and has not moved, as the sequencer saw it; FULL for how long a producer has
 found no room. CPU is where a party's process (its first thread) ran last. `held up by` names who keeps others waiting,
-if anybody waits. `reports` compares what workers report of their state, if any of them does: the highest index that all
+if anybody waits; `gate` and GATES name the one that is farthest behind, for which the others' room waits, whether or not
+anybody does. `reports` compares what workers report of their state, if any of them does: the highest index that all
 of these have reported in the same way, or the lowest that is to be seen at which they differ, after the one before it at
 which they did not. `when workers differ` is what the region was made for: `poisoned` says that all were stopped, at which
 index, and why; `awaited` names those whose reports others wait for. `takeovers` counts who began to serve after the first

@@ -43,7 +43,8 @@ With --resume it can be started again after it was killed, with the same name an
 first line that is not in the order. The region remembers how far a name came until its lane is given to another
 name, which happens only where there are more names than lanes.
 
-Exit code: 0 when all lines are in the order, and with --durable on the disk; 1 when the order was closed while it ran, 2 when it could not run.";
+Exit code: 0 when all lines are in the order, and with --durable on the disk; 1 when the order was closed while it ran, 2
+when it could not run.";
 
 /// Submit each line of a file as a command.
 ///
@@ -276,7 +277,12 @@ fn keep(region: &Region, began: Seq, report: &mut SubmitReport) -> Result<()> {
                 }
                 Err(DurableError::Before { since, .. }) => bail!(
                     "--durable: nothing says that all lines are on the disk, those which were in the order before included: \
-                     the journal has what is from index {since} on"
+                     they may begin at index {first}, the journal has what is from index {since} on{}",
+                    if report.skipped > 0 {
+                        "; what is submitted without --resume can be durable"
+                    } else {
+                        ""
+                    }
                 ),
                 waited => break waited?,
             }

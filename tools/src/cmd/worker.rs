@@ -55,7 +55,10 @@ it prints what came before first, and nobody waits for that; it joins when littl
 where the one of that name before it was, however that ended: nothing is missing then, and after a kill some of what had
 been printed comes again. What it prints may not be in the journal for good yet: after a loss of power the order may go on
 without that, and it is in --out all the same.
-SIGTERM or SIGINT makes it leave.";
+SIGTERM or SIGINT makes it leave.
+
+Exit code: 0 when the order was closed, after --count commands, or by a signal, 1 when workers differ and the region is
+made so that this ends it (`create --on-divergence`), 2 when it could not run or go on.";
 
 /// Join as a worker, print each command and a line end.
 ///
