@@ -237,12 +237,12 @@ Examples:
 
 End the `follow` that writes there first (SIGTERM). It takes what the source still has, seals, and marks the source's
 directory as superseded: no journal goes on there, and no region is restored from it. The bookmarks of the source's readers
-have gone along before: `worker --resume` goes on in the new directory; one that could not is named. That is all it can do: whoever
-serves the old region, and is attached to it, has to be ended by you, and its file removed, before the new one is served.
+have gone along before: `worker --resume` goes on in the new directory; one that could not is named. That is all it can
+do: whoever serves the old region, and is attached to it, has to be ended by you, and its file removed, before the new one
+is served.
 Afterwards the old directory can become the standby of the new one (`follow NEW OLD --adopt`).
 
-Snapshots and bookmarks of readers are not followed: they stay in the source's directory, where `journal stat` lists them.
-Give each reader its index (`worker --resume --from N`) before anything is pruned here.
+Snapshots do not go along: they stay in the source's directory, where `journal stat` lists them.
 
 It refuses while a journal writes the source, when another standby took the source's place already, when the source is
 itself a standby (promote that one), when it is of another history or pruning there has overtaken the standby, and when the
@@ -250,9 +250,9 @@ source cannot be read or marked. With --force it goes on all the same, and says 
 part if that can be seen; that only one of all directories is gone on with is then for you to see to.
 
 Exit code: 0 promoted, and nothing that the source had is missing; 1 promoted by force, or without one of the source's
-bookmarks, or refused because a journal writes
-the source, because the source was superseded, is a standby, is of another history, or no longer has what comes next; 2 not
-promoted, also where the source cannot be read or a `follow` still writes into the standby's directory.";
+bookmarks, or refused because a journal writes the source, because the source was superseded, is a standby, is of another
+history, or no longer has what comes next; 2 not promoted, also where the source cannot be read or a `follow` still writes
+into the standby's directory.";
 
 /// Make a standby's directory one that a region goes on with, in the place of what it followed
 #[derive(Debug, clap::Args)]
