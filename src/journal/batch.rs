@@ -21,7 +21,7 @@ pub(super) const COPIED: usize = 1 << 10;
 /// What is written at once, about; the last record may be longer. File systems keep what is written at once in large pieces.
 pub(super) const BATCH_BYTES: u64 = 1 << 20;
 /// And how much of it is copied: that is in the cache yet when the kernel copies it, beside the lanes that it came from.
-pub(super) const BATCH_COPIED: u64 = 256 << 10;
+pub(super) const BATCH_COPIED: u64 = 512 << 10;
 /// And how many records.
 const BATCH_RECORDS: usize = 4096;
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
