@@ -695,10 +695,17 @@ fn prepare(open: &mut Open, end: u64) -> Result<(), JournalError> {
     let to = (from + PREPARED).min(open.reserved);
     let piece = |at: u64| IoSlice::new(&ZEROES[..(to - at).min(ZEROES.len() as u64) as usize]);
     let mut pieces: Vec<_> = (from..to).step_by(ZEROES.len()).map(piece).collect();
-    write_all(&*open.file, &mut pieces, from).map_err(io_error(&open.path, "prepare"))?;
-    open.prepared = to;
+    open.prepared = match write_all(&*open.file, &mut pieces, from) {
+        // Where a file system reserves nothing: records may fit all the same.
+        Err(error) if is_full(&error) => open.reserved,
+        result => result.map(|()| to).map_err(io_error(&open.path, "prepare"))?,
+    };
     crash_point!("journal.prepared");
     Ok(())
+}
+
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 fn sync_file(open: &Open) -> Result<(), JournalError> {

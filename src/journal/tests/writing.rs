@@ -79,3 +79,29 @@ fn the_place_for_small_groups_is_prepared() {
     // The first of a segment, what is larger and who comes behind that, and footers.
     assert!(found > 200 && beyond <= 2 * larger + 3 * prepared.len() as u64);
 }
+
+/// Zeroes for which there is no room are no reason to keep records back that have it.
+#[test]
+fn what_cannot_be_prepared_for_lack_of_room_is_written_all_the_same() {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, 64 << 10).unwrap();
+    stage(&mut writer, 1);
+    // The write, then the zeroes.
+    let from = disk.state().calls + 1;
+    disk.state().fault = Some(Fault { from, count: 1, how: Failure::Error(libc::ENOSPC) });
+    writer.commit(None, true).unwrap();
+    assert_eq!((writer.durable().next.get(), writer.mended()), (FIRST + 1, 0));
+    write(&disk, &mut writer, 40, 2, true);
+    drop(writer);
+    assert_eq!(read_all(&disk), FIRST + 41);
+    // Any other failure is one.
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, 64 << 10).unwrap();
+    stage(&mut writer, 1);
+    let from = disk.state().calls + 1;
+    disk.state().fault = Some(Fault { from, count: 1, how: Failure::Error(libc::EIO) });
+    let error = writer.commit(None, true).unwrap_err();
+    assert!(matches!(error, JournalError::Io { what: "prepare", .. }), "{error}");
+    writer.commit(None, true).unwrap();
+    assert_eq!(writer.mended(), 1);
+}
