@@ -357,19 +357,22 @@ impl Bookmark {
     }
 }
 
-/// Sets a bookmark as one that was brought, complete and for good, or not at all.
+/// Sets a bookmark as one that was brought, in the place of what was there, complete and for good, or not at all.
 ///
 /// # Errors
-/// A reader has the name here just now, who is not waited for; or as [`Bookmark::keep`].
+/// A reader has the name here just now, who is not waited for, or has set it meanwhile; or as [`Bookmark::keep`].
 pub(super) fn bring(
     disk: &Arc<dyn Disk>,
     dir: &Path,
+    had: Option<Marked>,
     marked: Marked,
     uuid: Uuid,
 ) -> Result<(), BookmarkError> {
     let name = marked.name;
     let lock = take_now(&**disk, dir, name)?;
-    let had = read(&**disk, dir, name, uuid)?;
+    if read(&**disk, dir, name, uuid)? != had {
+        return Err(BookmarkError::Taken { dir: dir.into(), name });
+    }
     let mut bookmark = Bookmark { disk: disk.clone(), dir: dir.into(), name, uuid, marked: had, _lock: lock };
     bookmark.set(marked.brought())
 }

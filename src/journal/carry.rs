@@ -22,6 +22,7 @@ use super::JournalError;
 use super::bookmark::{self, BookmarkError, Marked};
 use super::disk::Disk;
 use super::error::ReplayError;
+use super::kept;
 use super::replay::Replay;
 use super::standby::StandbyError;
 use crate::Digest;
@@ -74,7 +75,7 @@ impl Carry {
             Left::Early(_) => None,
             Left::Why(why) => Some(why),
         };
-        let now: BTreeSet<String> = match self.bring_all(source, own, durable) {
+        let now: BTreeSet<String> = match self.bring_all(source, own, durable, true) {
             Ok(left) => left.into_iter().filter_map(why).collect(),
             Err(error) => BTreeSet::from([error.to_string()]),
         };
@@ -84,7 +85,8 @@ impl Carry {
         self.said = now;
     }
 
-    /// Brings all along, for good: why each does not that is left.
+    /// Brings all along, for good: why each does not that is left. Those that are gone there go here, if the source is `whole`:
+    /// all that it has was taken.
     ///
     /// # Errors
     /// The source cannot be looked at, or the standby's own directory not be written.
@@ -93,8 +95,9 @@ impl Carry {
         source: At<'_>,
         own: At<'_>,
         durable: Seq,
+        whole: bool,
     ) -> Result<Vec<String>, StandbyError> {
-        let left = self.bring_all(source, own, durable)?;
+        let left = self.bring_all(source, own, durable, whole)?;
         // Also what was brought by one that died before its own sync.
         let synced = own.0.sync_dir(own.1);
         let path = own.1.to_path_buf();
@@ -102,10 +105,18 @@ impl Carry {
         Ok(left.into_iter().map(|(Left::Early(why) | Left::Why(why))| why).collect())
     }
 
-    fn bring_all(&mut self, source: At<'_>, own: At<'_>, durable: Seq) -> Result<Vec<Left>, StandbyError> {
+    fn bring_all(
+        &mut self,
+        source: At<'_>,
+        own: At<'_>,
+        durable: Seq,
+        whole: bool,
+    ) -> Result<Vec<Left>, StandbyError> {
         let there = bookmark::list(&**source.0, source.1, self.uuid)?;
+        // Where no journal is, nobody was forgotten: its disk may not be mounted.
+        kept::identity(&**source.0, source.1)?;
         let here = list_own(own, self.uuid)?;
-        let (mut left, mut names, mut is_known) = (Vec::new(), Vec::new(), true);
+        let (mut left, mut names, mut is_known) = (Vec::new(), Vec::new(), whole);
         for marked in there {
             match marked {
                 Ok(marked) if marked.name == self.own => {}
@@ -140,27 +151,31 @@ impl Carry {
         durable: Seq,
     ) -> Result<Option<Left>, StandbyError> {
         let (name, next, dir) = (marked.name, marked.next, own.1.display());
-        let had = here.iter().find(|had| had.name == name);
-        if had == Some(&marked.brought()) {
+        let had = here.iter().find(|had| had.name == name).copied();
+        if had == Some(marked.brought()) {
             return Ok(None);
         }
         if had.is_some_and(|had| !had.is_brought()) {
-            let why = format!(
-                "{marked} in {}; {dir} has one of that name that a reader set there",
-                source.display()
-            );
+            let (name, source) = (name.as_str(), source.display());
+            let why = format!("{name:?} in {source}; {dir} has one of that name that a reader set there");
             return Ok(Some(Left::Why(why)));
         }
         if next > durable {
             let why = format!("{marked} in {}; {dir} has what is before {durable}", source.display());
             return Ok(Some(Left::Early(why)));
         }
-        let Some(digest) = self.digest_at(own, next).map_err(JournalError::from)? else {
-            let why = format!("{marked} in {}; {dir} no longer has that", source.display());
-            return Ok(Some(Left::Why(why)));
+        let digest = match self.digest_at(own, next) {
+            Ok(Some(digest)) => digest,
+            Ok(None) => {
+                let why = format!("{marked} in {}; {dir} no longer has that", source.display());
+                return Ok(Some(Left::Why(why)));
+            }
+            Err(error @ ReplayError::Io { .. }) => return Err(JournalError::from(error).into()),
+            // A stretch that is damaged here keeps neither the others nor a promotion.
+            Err(error) => return Ok(Some(Left::Why(format!("{marked} in {}; {error}", source.display())))),
         };
         let brought =
-            marked.is_of(source, digest).and_then(|()| bookmark::bring(own.0, own.1, marked, self.uuid));
+            marked.is_of(source, digest).and_then(|()| bookmark::bring(own.0, own.1, had, marked, self.uuid));
         brought.err().map(why).transpose()
     }
 
@@ -211,10 +226,9 @@ pub(super) fn hand_over(source: At<'_>, own: At<'_>, name: Name, uuid: Uuid) -> 
     for marked in list_own(own, uuid)? {
         let is_there = there.iter().any(|there| there.name == marked.name);
         if is_there && marked.name != name && !marked.is_brought() {
-            match bookmark::bring(own.0, own.1, marked, uuid) {
-                // A reader has it, and goes on with it.
-                Err(BookmarkError::Taken { .. }) => {}
-                brought => drop(brought.map_err(why).or_else(|left| left.map(drop))?),
+            // A reader that has it goes on with it, and one that cannot be handed over stays its reader's.
+            if let Err(error) = bookmark::bring(own.0, own.1, Some(marked), marked, uuid) {
+                why(error)?;
             }
         }
     }

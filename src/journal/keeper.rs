@@ -763,6 +763,8 @@ impl Journal {
         if self.writer.staged_to() != self.writer.written() {
             self.commit(true)?;
         }
+        // What was written of a region that is cut is not sealed.
+        self.gate.region.check_if_hit()?;
         self.writer.seal()?;
         self.tell();
         Ok(())

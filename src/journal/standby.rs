@@ -870,12 +870,13 @@ impl Standby {
         let is_other = matches!(drained, Err(StandbyError::OtherRegion { .. }));
         let has_diverged =
             matches!(drained, Err(StandbyError::Behind { .. } | StandbyError::OtherHistory { .. }));
+        let is_whole = drained.is_ok();
         bear(drained, force, &mut trouble)?;
         crash_point!("promote.taken");
         self.writer.seal()?;
         crash_point!("promote.sealed");
         let (next, digest) = (self.next(), self.digest());
-        let left = if is_other { Vec::new() } else { self.bring_bookmarks(force, &mut trouble)? };
+        let left = if is_other { Vec::new() } else { self.bring_bookmarks(is_whole, force, &mut trouble)? };
         crash_point!("promote.marked");
         let duty = Duty::Superseded { by: self.dir.clone(), next, digest };
         let is_fenced = is_taken
@@ -906,11 +907,16 @@ impl Standby {
     /// before.
     fn bring_bookmarks(
         &mut self,
+        is_whole: bool,
         force: bool,
         trouble: &mut Option<String>,
     ) -> Result<Vec<String>, StandbyError> {
         let (source, own) = ((&self.source.disk, &*self.source.dir), (&self.disk, &*self.dir));
-        let left = self.carry.finish(source, own, self.writer.durable().next);
+        let left = match self.carry.finish(source, own, self.writer.durable().next, is_whole) {
+            // What cannot be read here is no reason to stay without a journal.
+            Err(StandbyError::Own(error)) if force => Ok(vec![error.to_string()]),
+            left => left,
+        };
         Ok(bear(left, force, trouble)?.unwrap_or_default())
     }
 

@@ -461,6 +461,16 @@ fn one_that_was_killed_early_or_within_a_line_goes_on() {
     eventually("all of it is printed", || printed().last() == Some(&299));
     running.signal(Signal::SIGKILL);
     running.end();
+    // Where one begins that begins late is not on the disk yet: that is no place for a bookmark.
+    let (recent, late) = (place.file("recent"), ["--name", "recent", "--from", "200"]);
+    let into = recent.display().to_string();
+    let mut running =
+        Running::start(&mut seriatim(&[&resume[..4], &late, &["--resume", "--out", &into]].concat()));
+    eventually("it prints", || fs::read(&recent).is_ok_and(|bytes| !bytes.is_empty()));
+    let stat = run(&["journal", "stat", &dir]).with(0).out;
+    assert!(stat.contains("audit") && !stat.contains("recent"), "{stat}");
+    running.signal(Signal::SIGKILL);
+    running.end();
     // As who is killed while he writes leaves it.
     let whole = fs::read(&file).unwrap();
     fs::write(&file, [&whole[..], b"29"].concat()).unwrap();

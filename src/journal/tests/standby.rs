@@ -9,8 +9,8 @@ use std::time::Instant;
 use crate::journal::disk::Local;
 use crate::journal::segment::{self, Segment};
 use crate::journal::{
-    Bookmark, Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby, StandbyError,
-    StandbyOptions, SyncPolicy,
+    Bookmark, BookmarkError, Duty, Journal, JournalOptions, Lag, Promoted, Record, ReplayError, Standby,
+    StandbyError, StandbyOptions, SyncPolicy,
 };
 use crate::{Config, Digest, Producer, Region, Sequenced, Sequencer, SequencerConfig};
 
@@ -1280,11 +1280,78 @@ fn bookmarks_are_here_when_the_source_is_gone() {
     let promoted = promote(&damaged, &own_of_damaged, false).unwrap();
     assert!(promoted.left.len() == 1 && promoted.left[0].contains("a.mark is damaged"), "{promoted:?}");
     assert!(is(&named(&own_of_damaged), &[("a", 7), ("b", 3)]));
+    // A disk that is not mounted has nothing, and has forgotten nobody; nor has another history.
+    for nothing in [MemoryDisk::default(), parted(&source)] {
+        let own = own.copy();
+        let standby = follow_as(&nothing, &own, &options().promotes(true)).unwrap();
+        let promoted = standby.promote(true).unwrap();
+        assert!(promoted.trouble.is_some() && promoted.left.is_empty(), "{promoted:?}");
+        assert!(is(&named(&own), &[("a", 7), ("b", 3)]), "{:?}", named(&own));
+    }
+    // Nor has one that is emptied while it is followed.
+    let (emptied, own_of_emptied) = (source.copy(), own.copy());
+    let standby = follow(&emptied, &own_of_emptied);
+    for name in emptied.list(dir()).unwrap() {
+        emptied.remove(&dir().join(name)).unwrap();
+    }
+    standby.close().unwrap();
+    assert!(is(&named(&own_of_emptied), &[("a", 7), ("b", 3)]), "{:?}", named(&own_of_emptied));
     source.state().is_gone = true;
     let promoted = promote(&source, &own, true).unwrap();
     assert!(promoted.trouble.is_some() && promoted.left.is_empty(), "{promoted:?}");
     assert!(is(&named(&own), &[("a", 7), ("b", 3)]));
     recovers(&own, FIRST + 10, SEGMENT);
+}
+
+/// The journal of another history of the same region, without a reader.
+fn parted(source: &MemoryDisk) -> MemoryDisk {
+    let disk = MemoryDisk::default();
+    let mut writer = open(&disk, SEGMENT).unwrap();
+    let (mut head, bytes) = record(FIRST);
+    head.payload ^= 1;
+    writer.stage(&head, Payload::Here(&bytes));
+    writer.commit(None, true).unwrap();
+    write(&disk, &mut writer, length(source) + 5, 4, true);
+    disk
+}
+
+/// How many records a journal has.
+fn length(disk: &MemoryDisk) -> u64 {
+    Replay::open_on(Arc::new(disk.clone()), dir(), false).unwrap().end().get() - FIRST
+}
+
+/// A stretch of the standby's own that is damaged keeps neither the other readers nor the promotion.
+#[test]
+fn one_reader_whose_stretch_is_damaged_here_stays_behind_alone() {
+    let ((source, writer), own) = (source(80), MemoryDisk::default());
+    catch_up(&mut follow(&source, &own));
+    drop(writer);
+    mark(&source, "a", FIRST + 6);
+    mark(&source, "b", FIRST + 75);
+    own.flip(&format!("{FIRST:020}.seg"), begins() as u64 * 8 + 100);
+    for force in [false, true] {
+        let own = own.copy();
+        let promoted = promote(&source.copy(), &own, force).unwrap();
+        assert!(promoted.left.len() == 1 && promoted.left[0].contains("a\" needs"), "{:?}", promoted.left);
+        assert!(is(&named(&own), &[("b", 75)]), "{:?}", named(&own));
+    }
+}
+
+/// What a reader sets while it is looked whether the source's fits is the reader's.
+#[test]
+fn a_bookmark_that_a_reader_has_set_meanwhile_is_not_overwritten() {
+    let (own, writer) = source(10);
+    let list = || crate::journal::bookmark::list(&own, dir(), origin().uuid).unwrap();
+    mark(&own, "a", FIRST + 3);
+    let had = *list()[0].as_ref().unwrap();
+    mark(&own, "a", FIRST + 5);
+    let disk = Arc::new(own.clone()) as Arc<dyn Disk>;
+    let bring = |before| crate::journal::bookmark::bring(&disk, dir(), before, had, origin().uuid);
+    for error in [bring(None), bring(Some(had))] {
+        assert!(matches!(error, Err(BookmarkError::Taken { .. })), "{error:?}");
+    }
+    assert!(is(&named(&own), &[("a", 5)]) && list().iter().flatten().all(|marked| !marked.is_brought()));
+    drop(writer);
 }
 
 /// Who was superseded and follows has the readers that it had before: from now on they are where the source says.

@@ -267,7 +267,8 @@ pub(crate) struct PromoteArgs {
     /// cannot be read or marked as superseded
     #[arg(long)]
     force: bool,
-    /// Name of its bookmark in the source's directory, which is removed, if it had one of its own (`follow --name`)
+    /// Name of its bookmark in the source's directory, which is removed: that of `follow --name`. Without it that one is
+    /// taken for a reader's, goes along, and holds segments until `journal forget`
     #[arg(long)]
     name: Option<String>,
     /// Print the report as JSON

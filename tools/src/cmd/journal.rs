@@ -32,10 +32,10 @@ Examples:
   seriatim replay /var/lib/orders --from 1000
 
 It prints one line once it writes. It gates: what it has not written stays in the region. When it ends, however it ends,
-its gate stays (but with --leave), and the order waits for the next `journal` of that name, which goes on where this one was; without one,
-`sequence --without-journal` lets the order go on, and --go-on never has it wait. SIGTERM or SIGINT makes it write what is
-there, seal the segment, and end. With a --keep it prunes segments, each time that one is full, a few at a time; what fails
-there is in the region's error log. Snapshots stay until `journal prune` removes them.
+its gate stays (but with --leave), and the order waits for the next `journal` of that name, which goes on where this one
+was; without one, `sequence --without-journal` lets the order go on, and --go-on never has it wait. SIGTERM or SIGINT
+makes it write what is there, seal the segment, and end. With a --keep it prunes segments, each time that one is full, a
+few at a time; what fails there is in the region's error log. Snapshots stay until `journal prune` removes them.
 
 Exit code: 0 ended by a signal or with the order, 2 could not go on. Of `verify`: 0 when all of it is whole,
 snapshots and bookmarks as well, 1 when something is not, 2 when it could not be looked at.";
