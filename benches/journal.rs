@@ -1,8 +1,10 @@
 //! What does a journal make of a disk? Where it does not sync: the same bytes, written plainly and in sequence, or copied
 //! into a mapping, into files of the same size, reserved and synced at their ends as its segments are. Where it does: 64
-//! producers that each wait until their command is durable, against one write and one sync for each command.
+//! producers that each wait until their command is durable, against one write and one sync for each command: plainly, and
+//! by a journal with one such producer.
 //!
-//! `cargo bench --bench journal -- "256 B"` measures one size, `-- group` who waits. The directory is on the disk of `TMPDIR`. Journal and plain take turns; of each the median of several is told.
+//! `cargo bench --bench journal -- "256 B"` measures one size, `-- group` who waits. The directory is on the disk of `TMPDIR`.
+//! Journal and plain take turns; of each the median of several is told.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -46,15 +48,22 @@ fn main() {
     if chosen.is_some_and(|one| one != GROUP) {
         return;
     }
-    println!("\n{:>10}{:>14}{:>18}{:>8}", "group", "commands/s", "a sync for each", "ratio");
+    println!(
+        "\n{:>10}{:>14}{:>18}{:>8}{:>16}{:>8}",
+        "group", "commands/s", "a sync for each", "ratio", "one producer", "ratio"
+    );
     for threads in [WAITING, 2] {
-        let one = || (group(threads, rounds), alone(if measured { 400 } else { 4 }));
-        let mut both: Vec<_> = (0..times).map(|_| one()).collect();
-        let (commands, syncs) = (median(&mut both, |b| b.0.0), median(&mut both, |b| b.1));
-        let shared = median(&mut both, |b| b.0.1);
-        let ratio = median(&mut both, |b| b.0.0 / b.1);
+        let one =
+            || [group(WAITING, threads, rounds), alone(if measured { 400 } else { 4 }), group(1, 1, rounds)];
+        let mut all: Vec<_> = (0..times).map(|_| one()).collect();
+        let [commands, syncs, single] = [0, 1, 2].map(|which| median(&mut all, |m| m[which].0));
+        let [to_syncs, to_single] = [1, 2].map(|which| median(&mut all, |m| m[0].0 / m[which].0));
+        let shared = median(&mut all, |m| m[0].1);
         let what = format!("{threads} threads");
-        println!("{what:>10}{commands:>14.0}{syncs:>18.0}{ratio:>8.1}   {shared:.1} commands a sync");
+        println!(
+            "{what:>10}{commands:>14.0}{syncs:>18.0}{to_syncs:>8.1}{single:>16.0}{to_single:>8.1}   \
+             {shared:.1} commands a sync"
+        );
     }
 }
 
@@ -144,11 +153,11 @@ fn reserve(file: &File) {
     assert_eq!(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, len) }, 0);
 }
 
-/// Commands a second that 64 producers get durable, each waiting for its own before it submits the next, in so many threads;
-/// and commands a sync.
-fn group(threads: u64, rounds: u64) -> (f64, f64) {
+/// Commands a second that so many producers get durable, each waiting for its own before it submits the next, in so many
+/// threads; and commands a sync.
+fn group(producers: u64, threads: u64, rounds: u64) -> (f64, f64) {
     let dir = tempfile::tempdir().expect("a directory");
-    let region = Region::anonymous(&Config::new().producers(WAITING)).expect("a region");
+    let region = Region::anonymous(&Config::new().producers(producers)).expect("a region");
     let _sequencer = Sequencer::spawn(&region, SequencerConfig::new()).expect("a sequencer");
     let mut journal = Journal::open(&region, dir.path(), &JournalOptions::new()).expect("a journal");
     let (is_over, before) = (AtomicBool::new(false), journal.syncs());
@@ -159,10 +168,10 @@ fn group(threads: u64, rounds: u64) -> (f64, f64) {
         scope.spawn(move || journal.run(|| is_over.load(Ordering::Relaxed)).expect("a disk"));
         // Who attaches takes room in the order, so there is a journal to pass it.
         let attach = |n| Producer::attach(&region, &format!("p{n}")).expect("a lane");
-        let mut producers: Vec<_> = (0..WAITING).map(attach).collect();
-        let each = (WAITING / threads) as usize;
+        let mut attached: Vec<_> = (0..producers).map(attach).collect();
+        let each = (producers / threads) as usize;
         let shares: Vec<Vec<Producer>> =
-            (0..threads).map(|_| producers.split_off(producers.len() - each)).collect();
+            (0..threads).map(|_| attached.split_off(attached.len() - each)).collect();
         let started = Instant::now();
         let share = |producers: Vec<Producer>| scope.spawn(move || keep_going(producers, rounds));
         let waiting: Vec<_> = shares.into_iter().map(share).collect();
@@ -170,7 +179,7 @@ fn group(threads: u64, rounds: u64) -> (f64, f64) {
         seconds = started.elapsed().as_secs_f64();
         is_over.store(true, Ordering::Relaxed);
     });
-    let commands = (WAITING * rounds) as f64;
+    let commands = (producers * rounds) as f64;
     (commands / seconds, commands / (journal.syncs() - before).max(1) as f64)
 }
 
@@ -194,8 +203,8 @@ fn keep_going(mut producers: Vec<Producer>, rounds: u64) {
     }
 }
 
-/// Commands a second with a write and a sync for each.
-fn alone(count: u64) -> f64 {
+/// Commands a second with a write and a sync for each, and one command a sync.
+fn alone(count: u64) -> (f64, f64) {
     let dir = tempfile::tempdir().expect("a directory");
     let file = File::create(dir.path().join("plain")).unwrap();
     reserve(&file);
@@ -205,5 +214,5 @@ fn alone(count: u64) -> f64 {
         file.write_all_at(&[7; 80], n * 80).unwrap();
         file.sync_data().unwrap();
     }
-    count as f64 / started.elapsed().as_secs_f64()
+    (count as f64 / started.elapsed().as_secs_f64(), 1.0)
 }
