@@ -349,18 +349,7 @@ fn nothing_is_taken_of_another_history() {
     let is_behind = matches!(error, StandbyError::Behind { source_end, end, .. }
         if (source_end.get(), end.get()) == (FIRST + 10, FIRST + 16));
     assert!(is_behind, "{error}");
-    for _ in 0..9 {
-        let seq = writer.staged_to().next.get();
-        let (mut head, mut bytes) = record(seq);
-        bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
-        head.spilled = None;
-        (head.shape, head.payload) = (bytes.len() as u64, payload_digest(&bytes));
-        if !writer.fits(&head) {
-            writer.rotate().unwrap();
-        }
-        writer.stage(&head, Payload::Here(&bytes));
-        writer.commit(None, true).unwrap();
-    }
+    write_others(&mut writer, 9);
     let error = follow_as(&lost, &own, &options()).unwrap_err();
     let is_other = matches!(error, StandbyError::OtherHistory { seq, expected, .. }
         if (seq.get(), expected.0) == (FIRST + 16, digest_at(FIRST + 16)));
@@ -1307,11 +1296,7 @@ fn bookmarks_are_here_when_the_source_is_gone() {
 fn parted(source: &MemoryDisk) -> MemoryDisk {
     let disk = MemoryDisk::default();
     let mut writer = open(&disk, SEGMENT).unwrap();
-    let (mut head, bytes) = record(FIRST);
-    head.payload ^= 1;
-    writer.stage(&head, Payload::Here(&bytes));
-    writer.commit(None, true).unwrap();
-    write(&disk, &mut writer, length(source) + 5, 4, true);
+    write_others(&mut writer, length(source) + 5);
     disk
 }
 
