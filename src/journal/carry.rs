@@ -112,11 +112,11 @@ impl Carry {
         durable: Seq,
         whole: bool,
     ) -> Result<Vec<Left>, StandbyError> {
+        // Where this journal is not, nobody was forgotten: its disk may not be mounted. Looked at before its bookmarks are.
+        let is_there = kept::identity(&**source.0, source.1).is_ok_and(|last| last.origin.uuid == self.uuid);
         let there = bookmark::list(&**source.0, source.1, self.uuid)?;
-        // Where no journal is, nobody was forgotten: its disk may not be mounted.
-        kept::identity(&**source.0, source.1)?;
         let here = list_own(own, self.uuid)?;
-        let (mut left, mut names, mut is_known) = (Vec::new(), Vec::new(), whole);
+        let (mut left, mut names, mut is_known) = (Vec::new(), Vec::new(), whole && is_there);
         for marked in there {
             match marked {
                 Ok(marked) if marked.name == self.own => {}

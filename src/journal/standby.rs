@@ -912,11 +912,7 @@ impl Standby {
         trouble: &mut Option<String>,
     ) -> Result<Vec<String>, StandbyError> {
         let (source, own) = ((&self.source.disk, &*self.source.dir), (&self.disk, &*self.dir));
-        let left = match self.carry.finish(source, own, self.writer.durable().next, is_whole) {
-            // What cannot be read here is no reason to stay without a journal.
-            Err(StandbyError::Own(error)) if force => Ok(vec![error.to_string()]),
-            left => left,
-        };
+        let left = self.carry.finish(source, own, self.writer.durable().next, is_whole);
         Ok(bear(left, force, trouble)?.unwrap_or_default())
     }
 

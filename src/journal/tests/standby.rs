@@ -1277,6 +1277,17 @@ fn bookmarks_are_here_when_the_source_is_gone() {
         assert!(promoted.trouble.is_some() && promoted.left.is_empty(), "{promoted:?}");
         assert!(is(&named(&own), &[("a", 7), ("b", 3)]), "{:?}", named(&own));
     }
+    // Of one whose segments are damaged they come along all the same.
+    let (broken, own_of_broken) = (source.copy(), own.copy());
+    mark(&broken, "c", FIRST + 9);
+    for name in broken.list(dir()).unwrap().iter().filter_map(|name| name.to_str()) {
+        if name.ends_with(".seg") {
+            broken.flip(name, 8 * 20);
+        }
+    }
+    let standby = follow_as(&broken, &own_of_broken, &options().promotes(true)).unwrap();
+    assert!(standby.promote(true).unwrap().trouble.is_some());
+    assert!(is(&named(&own_of_broken), &[("a", 7), ("b", 3), ("c", 9)]), "{:?}", named(&own_of_broken));
     // Nor has one that is emptied while it is followed.
     let (emptied, own_of_emptied) = (source.copy(), own.copy());
     let standby = follow(&emptied, &own_of_emptied);

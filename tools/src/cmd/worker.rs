@@ -220,9 +220,9 @@ impl Args {
         let replay = Replay::open(dir)?;
         let from = self.from.map_or(replay.first(), Seq::new);
         let history = CatchUp::open(region, name, dir, from, options)?;
-        // Before anything is printed: who is killed then has said where it began. What is not on the disk yet may be another
-        // history's after a loss of power, and --from says it again.
-        let is_kept = from == replay.first() || is_durable(region, from, Instant::now());
+        // Before anything is printed: who is killed then has said where it began. What is not on the disk soon may be another
+        // history's after a loss of power: then --from has to say it again.
+        let is_kept = from == replay.first() || is_durable(region, from, Instant::now() + LAST_MARK);
         if let Some(mark) = mark.filter(|_| is_kept && from <= replay.end()) {
             mark.set(from, replay.from(from)?.digest())?;
         }
